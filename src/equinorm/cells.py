@@ -1,0 +1,151 @@
+"""Reading weights once: from a view of a parameter to the p-norm magnitude of every pair of scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import ArgumentError
+from .norms import Norm
+from .symmetry import Scaling
+
+CHUNK = 1 << 19  # entries held in float64 at a time: 4 MB, about a second-level cache
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """``values[b, r, c] * exp(log_unit)``: the p-norm of the entries scaled by x[rows[b, r]] - x[cols[b, c]].
+
+    Not powered, so that magnitudes survive: float32 and an exact copy of |w| where nothing reduces (float64
+    for float64 weights), float64 relative to the largest where entries share their pair of scales.
+    """
+
+    values: Tensor  # [B, R, C]
+    log_unit: float
+    rows: Tensor  # [B, R] signed ids
+    cols: Tensor  # [B, C] signed ids
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A view permuted to [batch…, rows…, columns…, rest…]: plus varies over batch and rows, minus over batch
+    and columns, neither over the rest."""
+
+    view: Tensor
+    lead: int  # how many dimensions are batch or rows
+    inner: int  # entries of one cell
+    rows: Tensor  # [B, R]
+    cols: Tensor  # [B, C]
+
+
+def _varies(ids: Tensor, dim: int) -> bool:
+    if ids.shape[dim] == 1 or ids.stride(dim) == 0:
+        return False
+    return bool((ids != ids.narrow(dim, 0, 1)).any())
+
+
+def _ids(ids: Tensor, batch: list[int], own: list[int], sizes: int) -> Tensor:
+    """The ids over (batch, own), the other dimensions being constant."""
+    others = [d for d in range(ids.dim()) if d not in batch and d not in own]
+    for dim in others:
+        ids = ids.narrow(dim, 0, 1)
+    return ids.permute(batch + own + others).reshape(sizes, -1)
+
+
+def layout(scaling: Scaling, tensor: Tensor) -> Layout:
+    view = scaling.view(tensor.detach())
+    plus, minus = scaling.plus.expand(scaling.size), scaling.minus.expand(scaling.size)
+    kinds: dict[tuple[bool, bool], list[int]] = {(a, b): [] for a in (False, True) for b in (False, True)}
+    for dim in range(view.dim()):
+        kinds[_varies(plus, dim), _varies(minus, dim)].append(dim)
+    batch, rows, cols, rest = kinds[True, True], kinds[True, False], kinds[False, True], kinds[False, False]
+    count = math.prod(view.shape[d] for d in batch)
+    row_ids, col_ids = _ids(plus, batch, rows, count), _ids(minus, batch, cols, count)
+    view = view.permute(batch + rows + cols + rest)
+    inner = math.prod(view.shape[len(batch + rows + cols) :])
+    if len(cols) == 1:  # flatten before linear: every channel's id stands several times in a row
+        run = _run_length(col_ids)
+        view = torch.unflatten(view, len(batch + rows), (-1, run))
+        inner, col_ids = inner * run, col_ids[:, ::run]
+    return Layout(view, len(batch + rows), inner, row_ids, col_ids)
+
+
+def _run_length(ids: Tensor) -> int:
+    """The largest k such that every row of ids consists of runs of k equal ids."""
+    edges = (ids[:, 1:] != ids[:, :-1]).any(0).nonzero().flatten() + 1
+    return math.gcd(ids.shape[1], *edges.tolist())
+
+
+def pieces(view: Tensor, lead: int) -> Iterator[Tensor]:
+    """Cut the view along its leading dimensions into pieces of about a chunk, in order."""
+    if view.numel() <= CHUNK or lead == 0:
+        yield view
+        return
+    step = CHUNK * view.shape[0] // view.numel()
+    if step > 0:
+        yield from torch.split(view, step)
+    else:
+        for part in view:
+            yield from pieces(part, lead - 1)
+
+
+def read(found: Layout, norm: Norm, parameter: str) -> Cells:
+    """The magnitudes of a layout's cells, in one pass over the weight."""
+    count, rows, cols = found.rows.shape[0], found.rows.shape[1], found.cols.shape[1]
+    exact = torch.float64 if found.inner > 1 or found.view.dtype == torch.float64 else torch.float32
+    flat = torch.empty(count * rows, cols, dtype=exact)
+    start = 0
+    for piece in pieces(found.view, found.lead):
+        part = flat.view(-1)[start : start + piece.numel() // found.inner]
+        if found.inner == 1:
+            torch.abs(piece.reshape(-1).to(exact), out=part)
+            peak = part
+        else:
+            entries = piece.reshape(-1, found.inner).double().abs_()
+            peak = entries.amax(1)
+            part.copy_(_log_norms(entries, peak, norm))
+        if not math.isfinite(peak.amax()):
+            raise ArgumentError(f"parameter {parameter} has NaN or infinite entries and cannot be balanced")
+        start += part.numel()
+    cells = flat.view(count, rows, cols)
+    if found.inner > 1:
+        return _merged(_relative(cells, found.rows, found.cols), norm)
+    return _merged(Cells(cells, 0.0, found.rows, found.cols), norm)
+
+
+def _log_norms(entries: Tensor, peak: Tensor, norm: Norm) -> Tensor:
+    """log of the norm of every line, relative to its peak: 1e±30 to the power 20 is never formed."""
+    relative = norm.power(entries.div_(peak.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)))
+    ones = relative.new_ones(1, relative.shape[1])
+    return peak.log() + norm.contract(relative.unsqueeze(0), ones).squeeze(0).log() / norm.exponent
+
+
+def _relative(logs: Tensor, rows: Tensor, cols: Tensor) -> Cells:
+    top = float(logs.amax())
+    unit = top if math.isfinite(top) else 0.0
+    return Cells(logs.sub_(unit).exp_(), unit, rows, cols)
+
+
+def _merged(cells: Cells, norm: Norm) -> Cells:
+    """Join rows, and columns, that carry the same id (channels repeated by a flatten, wildcards)."""
+    if cells.rows.shape[0] > 1:
+        return cells  # the ids of grouped layers repeat across the batch at most, where they are kept apart
+    rows, row_of = torch.unique(cells.rows[0], return_inverse=True)
+    cols, col_of = torch.unique(cells.cols[0], return_inverse=True)
+    if rows.numel() == row_of.numel() and cols.numel() == col_of.numel():
+        return cells
+    out = torch.full((rows.numel() * cols.numel(),), -math.inf, dtype=torch.float64)
+    step = max(1, CHUNK // col_of.numel())
+    for values, target in zip(torch.split(cells.values[0], step), torch.split(row_of, step), strict=True):
+        kept, local = torch.unique(target, return_inverse=True)
+        index = (local.unsqueeze(1) * cols.numel() + col_of).flatten()
+        powers = values.double().log_().mul_(norm.exponent).flatten()
+        part = norm.gather(powers, index, kept.numel() * cols.numel()).view(kept.numel(), -1)
+        place = out.view(rows.numel(), -1)
+        place[kept] = norm.join(torch.stack([place[kept], part]), 0)
+    logs = out.div_(norm.exponent).add_(cells.log_unit).view(1, rows.numel(), -1)
+    return _relative(logs, rows.unsqueeze(0), cols.unsqueeze(0))

@@ -1,0 +1,126 @@
+"""From an objective to the scales of minimal norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..objective import Objective
+from .attained import Attained, attained
+from .bounds import bounds, tightened
+from .cycle import cycle
+from .multilevel import multilevel
+from .parallel import cycle_parallel, parallel_residual
+from .problem import Problem
+from .solution import Solution, Status
+
+__all__ = ["METHODS", "Method", "Solution", "Status", "solve"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to iterate, from x and for a number of cycles: yields (cycles done, x) wherever it may stop."""
+
+    run: Callable[[Problem, Tensor, int], Iterator[tuple[int, Tensor]]]
+    residual: Callable[[Problem, Tensor], float]  # what it brings to zero
+    most: int  # cycles, when their number is left open
+
+
+METHODS = {
+    "multilevel": Method(multilevel, Problem.residual, 1_000),
+    "cycle": Method(cycle, Problem.residual, 10_000),
+    "cycle-parallel": Method(cycle_parallel, parallel_residual, 1_000),
+}
+ROUNDS = 5  # of solving again with tighter bounds where a rescaled weight would overflow
+
+
+def solve(
+    objective: Objective,
+    method: str = "multilevel",
+    cycles: int | None = None,
+    tol: float = 1e-8,
+    lower: Tensor | None = None,
+    upper: Tensor | None = None,
+) -> Solution:
+    """The log-scales that minimise the norm, from the weights as they are.
+
+    ``cycles=N`` does exactly N (a double sweep of "multilevel" is two); otherwise iterate until the residual
+    max |R - L| / (R + L) over live free scales is at most ``tol``. ``lower`` and ``upper`` are further bounds
+    by variable; no bias and no weight ever overflows its precision.
+    """
+    if method not in METHODS:
+        raise ArgumentError(f"solver must be one of {', '.join(map(repr, METHODS))}, not {method!r}")
+    if cycles is not None and cycles < 0:
+        raise ArgumentError(f"cycles must not be negative, not {cycles}")
+    if not tol > 0:
+        raise ArgumentError(f"tol must be a positive number, not {tol!r}")
+    found = attained(objective)
+    low, high = bounds(objective)
+    if lower is not None:
+        low[1:] = torch.maximum(low, lower)[1:]
+    if upper is not None:
+        high[1:] = torch.minimum(high, upper)[1:]
+    for _ in range(ROUNDS):
+        solution = _run(Problem(found.objective, found.live, low, high), found, METHODS[method], cycles, tol)
+        tight = tightened(objective, solution.log_scales, low, high)
+        if tight is None:
+            return solution
+        low, high = tight
+    return _held_back(objective, solution, low, high)
+
+
+def _run(problem: Problem, found: Attained, method: Method, cycles: int | None, tol: float) -> Solution:
+    x = problem.clamp(problem.objective.start())
+    done, residual = 0, method.residual(problem, x) if problem.live.any() else 0.0
+    history = [(0, residual, problem.objective.energy(x))]
+    status = Status.CONVERGED if residual <= tol else Status.NOT_CONVERGED
+    if not problem.live.any():
+        status = Status.NOTHING_FREE
+    elif cycles is not None or residual > tol:
+        before = x
+        for done, x in method.run(problem, x, method.most if cycles is None else cycles):
+            residual = method.residual(problem, x)
+            history.append((done, residual, problem.objective.energy(x)))
+            status = Status.CONVERGED if residual <= tol else Status.NOT_CONVERGED
+            if cycles is None and (residual <= tol or torch.equal(before, x)):
+                break
+            before = x.clone()
+    if residual > tol:
+        if cycles is not None:
+            status = Status.CYCLES_DONE
+        elif torch.equal(before, x) and done < method.most:
+            status = Status.STALLED
+    x = _anchored(problem, found, x)
+    still = ~problem.live
+    still[0] = False
+    return Solution(x, done, problem.residual(x), status, tuple(history), still, problem.capped(x))
+
+
+def _anchored(problem: Problem, found: Attained, x: Tensor) -> Tensor:
+    """Components apart from the pinned node have a free common scale: its mean becomes 0, within bounds."""
+    x = x.clone()
+    for signs in found.loose:
+        up, down = problem.upper - x, problem.lower - x
+        most = torch.cat([up[signs > 0], -down[signs < 0]]).amin()
+        least = torch.cat([down[signs > 0], -up[signs < 0]]).amax()
+        shift = torch.minimum(torch.maximum(-(signs @ x) / signs.abs().sum(), least), most)
+        x += signs * shift
+    return x
+
+
+def _held_back(objective: Objective, solution: Solution, low: Tensor, high: Tensor) -> Solution:
+    """Give up optimality for what still overflows: clamp to the bounds, at worst leave every scale at 1."""
+    x = solution.log_scales
+    for _ in range(ROUNDS):
+        x = torch.minimum(torch.maximum(x, low), high)
+        tight = tightened(objective, x, low, high)
+        if tight is None:
+            break
+        low, high = tight
+    else:
+        x = objective.start()
+    return replace(solution, log_scales=x, capped=solution.capped | (x != solution.log_scales))
