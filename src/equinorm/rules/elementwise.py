@@ -1,0 +1,191 @@
+"""Element by element: maps that commute with positive scales, sums whose terms must agree, products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from equinorm.rules.registry import is_number, pinned_output, rule
+from equinorm.scale_ids import WILD
+from equinorm.values import Known, Scaled, Value, Weight, compact
+
+if TYPE_CHECKING:
+    from equinorm.analysis import Analysis
+
+PASSES = "positively homogeneous: the ids pass through"
+AGREES = "adds or selects: ids that meet must be equal"
+MULTIPLIES = "multiplies: the scales multiply too"
+
+HOMOGENEOUS = (
+    "relu leaky_relu rrelu rrelu_with_noise abs absolute neg negative dropout feature_dropout real view_as_real"
+).split()
+
+
+@rule(PASSES, *HOMOGENEOUS)
+def homogeneous(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Value:
+    if isinstance(input, Weight) or a.ids_of(input).shape == a.output.shape:
+        return input
+    return Scaled(a.ids_of(input).expand(a.output.shape))
+
+
+@rule(PASSES, "native_dropout")
+def native_dropout(a: Analysis, input: Value, *args: Any) -> tuple[Value, Value]:
+    return input, pinned_output(a)[1]
+
+
+@rule(PASSES, "prelu", "_prelu_kernel")
+def prelu(a: Analysis, input: Value, weight: Value) -> Value:
+    a.pin(weight, "the slope of a piecewise linear activation: no scale changes it")
+    return Scaled(a.ids_of(input))
+
+
+@rule(PASSES, "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold")
+def clamp(a: Analysis, input: Value, *bounds: Any, **named: Any) -> Any:
+    """Bounds at zero or infinity commute with positive scales; any other pins."""
+    limits = [v for v in (*bounds, *named.values()) if v is not None]
+    if all(is_number(v) and (v == 0 or abs(v) == float("inf")) for v in limits):
+        return Scaled(a.ids_of(input))
+    for value in (input, *limits):
+        a.pin(value, f"{a.operator} has a bound other than zero")
+    return pinned_output(a)
+
+
+@rule(AGREES, "add", "sub", "rsub")
+def add(a: Analysis, input: Value, other: Value, alpha: Any = 1) -> Any:
+    """Terms must agree. An additive parameter takes the ids of what it is added to: it moves."""
+    for value, term in ((input, other), (other, input)):
+        if is_number(term):
+            if term == 0:
+                return value
+            a.pin(value, "a nonzero constant is added")
+            return pinned_output(a)
+    if isinstance(input, Weight) and isinstance(other, Weight):
+        return Scaled(a.unite(a.ids_of(input), a.ids_of(other), "they are added"))
+    for value, term in ((input, other), (other, input)):
+        if isinstance(term, Weight) and 0 not in term.stride:
+            return add_parameter(a, a.ids_of(value).expand(a.output.shape), term)
+    return Scaled(a.unite(a.ids_of(input), a.ids_of(other), "they are added"))
+
+
+def add_parameter(a: Analysis, ids: Tensor, weight: Weight) -> Value:
+    """``x + parameter``: the parameter's entries take the ids that they meet."""
+    lead = ids.dim() - len(weight.size)
+    dims = [d for d in range(ids.dim()) if d < lead or weight.size[d - lead] == 1]
+    met = a.uniform(ids, dims, f"{weight.parameter} is added to all of them") if dims else ids
+    plus = met.reshape(met.shape[lead:]) if lead else met
+    if bool((compact(plus) == WILD).any()):  # a parameter added to zeros brings scales of its own
+        plus = torch.where(plus == WILD, a.fresh(plus.shape), plus)
+        ids = torch.where(ids == WILD, plus, ids)
+    a.move(weight, plus)
+    return Scaled(ids)
+
+
+@rule(AGREES, "maximum", "minimum", "fmax", "fmin")
+def extremum(a: Analysis, input: Value, other: Value) -> Value:
+    return Scaled(a.unite(a.ids_of(input), a.ids_of(other), f"{a.operator} compares them"))
+
+
+@rule(AGREES, "where")
+def where(a: Analysis, condition: Value, input: Value, other: Value) -> Any:
+    a.pin(condition, "it selects entries")
+    for value, choice in ((input, other), (other, input)):
+        if is_number(choice):
+            if choice == 0 or abs(choice) == float("inf"):
+                return Scaled(a.ids_of(value).expand(a.output.shape))
+            a.pin(value, "some entries are replaced by a constant")
+            return pinned_output(a)
+    united = a.unite(a.ids_of(input), a.ids_of(other), "entries are selected from both")
+    return Scaled(united.expand(a.output.shape))
+
+
+@rule(AGREES, "lerp")
+def lerp(a: Analysis, input: Value, end: Value, weight: Any) -> Value:
+    a.pin(weight, "it weighs a sum")
+    united = a.unite(a.ids_of(input), a.ids_of(end), "they are interpolated")
+    return Scaled(united.expand(a.output.shape))
+
+
+@rule(MULTIPLIES, "mul", "multiply")
+def mul(a: Analysis, input: Value, other: Value) -> Any:
+    """Constants pass the scales on; a parameter gives the result scales of its own; activations: one is pinned."""
+    for value, factor in ((input, other), (other, input)):
+        if is_number(factor) or isinstance(factor, Known) and isinstance(value, Weight) and _keeps_shape(a, value):
+            return value
+    for value, factor in ((input, other), (other, input)):
+        if isinstance(factor, Weight) and not isinstance(value, Weight) and 0 not in factor.stride:
+            return multiply_parameter(a, a.ids_of(value).expand(a.output.shape), factor)
+    return Scaled(product(a, a.ids_of(input), a.ids_of(other), a.output.shape))
+
+
+def _keeps_shape(a: Analysis, weight: Weight) -> bool:
+    return tuple(a.output.shape) == weight.size
+
+
+def multiply_parameter(a: Analysis, ids: Tensor, weight: Weight) -> Value:
+    """``x * parameter``: each entry of the parameter scales by the new scale over the one that it meets."""
+    lead = ids.dim() - len(weight.size)
+    shared = [d for d in range(ids.dim()) if d < lead or weight.size[d - lead] == 1]
+    if _differs_along(a, ids, shared):
+        a.pin(weight, "one number multiplies channels of different scale")
+        return Scaled(ids)
+    minus = a.uniform(ids, shared, f"{weight.parameter} multiplies all of them")
+    minus = minus.reshape(minus.shape[lead:])
+    plus = a.produced(weight, weight.size)
+    a.multiply(weight, plus, minus)
+    return Scaled(plus.expand(ids.shape))
+
+
+def _differs_along(a: Analysis, ids: Tensor, dims: Sequence[int]) -> bool:
+    resolved = a.ids.resolve(compact(ids))
+    return any(bool((resolved != resolved.narrow(d, 0, 1)).any()) for d in dims if resolved.size(d) > 1)
+
+
+def product(a: Analysis, x: Tensor, y: Tensor, shape: Sequence[int]) -> Tensor:
+    """Scales of x * y: inverse scales cancel; where both are free otherwise, the first is pinned."""
+    x, y = (ids.expand(tuple(shape)) for ids in (x, y))
+    narrow_x, narrow_y = _narrow_alike(x, y)
+    rx, ry = a.ids.resolve(narrow_x), a.ids.resolve(narrow_y)
+    wild = (rx == WILD) | (ry == WILD)
+    clash = ~wild & (rx != 0) & (ry != 0) & (rx != -ry)
+    if bool(clash.any()):
+        a.pin(Scaled(narrow_x[clash]), "it multiplies another activation that may be rescaled")
+        rx, ry = a.ids.resolve(narrow_x), a.ids.resolve(narrow_y)
+    scales = torch.where(rx == 0, ry, torch.where(ry == 0, rx, 0.0))
+    return torch.where(wild, WILD, scales).expand(tuple(shape))
+
+
+def _narrow_alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    for d in range(x.dim()):
+        if x.size(d) > 1 and x.stride(d) == 0 and y.stride(d) == 0:
+            x, y = x.narrow(d, 0, 1), y.narrow(d, 0, 1)
+    return x, y
+
+
+@rule(MULTIPLIES, "div", "divide", "true_divide")
+def div(a: Analysis, input: Value, other: Value, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is not None:
+        a.pin([input, other], "the quotient is rounded")
+        return pinned_output(a)
+    if is_number(other):
+        return input
+    if isinstance(other, Weight):
+        a.pin(other, "it divides")
+    ids = a.ids_of(other) if isinstance(other, (Scaled, Known)) else torch.zeros(()).double()
+    inverse = torch.where(ids == WILD, 0.0, -ids)
+    return Scaled(product(a, a.ids_of(input), inverse, a.output.shape))
+
+
+@rule(MULTIPLIES, "addcmul")
+def addcmul(a: Analysis, input: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Any:
+    return add(a, input, mul(a, tensor1, tensor2))
+
+
+@rule(MULTIPLIES, "glu")
+def glu(a: Analysis, input: Value, dim: int = -1) -> Value:
+    """The first half times the sigmoid of the second."""
+    first, gate = a.ids_of(input).chunk(2, dim)
+    a.pin(Scaled(gate), "sigmoid is not positively homogeneous")
+    return Scaled(first)

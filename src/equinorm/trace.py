@@ -1,0 +1,192 @@
+"""Trace: a model and example inputs → graphs of ATen operators, one per mode (evaluation, training).
+
+``torch.export`` runs the model on fake tensors: nothing is computed, and the model, its buffers and the random
+state stay as they are. The graph keeps the operators as the model called them (``conv2d``, ``batch_norm``,
+``relu_``). In-place operators are kept too, unless they write through a view that is used again: then the graph
+is functionalised.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from equinorm.errors import ArgumentError, EquinormError
+
+ExampleInputs: TypeAlias = "Tensor | Sequence[Any] | Mapping[str, Any]"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One exported graph, and what its placeholders stand for."""
+
+    mode: str
+    graph_module: fx.GraphModule
+    parameters: Mapping[str, str]  # placeholder → parameter's name in the model
+    buffers: Mapping[str, Tensor]  # placeholder → buffer
+    constants: Mapping[str, Tensor]  # placeholder → tensor made inside the forward pass
+
+
+def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for the model's forward."""
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    raise ArgumentError(
+        "example_inputs: expected a tensor, a tuple of positional inputs or a dict of keyword inputs, "
+        f"got {type(example_inputs).__name__}"
+    )
+
+
+def trace(model: nn.Module, example_inputs: ExampleInputs) -> tuple[list[Trace], str | None]:
+    """The model's graphs in evaluation and in training mode, and why the second is missing if it is."""
+    args, kwargs = call_arguments(example_inputs)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    with training_flags_kept(model):
+        traces = [_export(model.eval(), args, kwargs, "eval")]
+        model.train()
+        try:
+            traces.append(_export(model, args, kwargs, "train"))
+        except EquinormError as single:
+            try:  # batch norm refuses to train on one value per channel: try two samples
+                traces.append(_export(model, *_doubled(args, kwargs), "train"))
+            except EquinormError:
+                return traces, str(single)
+    return traces, None
+
+
+@contextmanager
+def training_flags_kept(model: nn.Module) -> Iterator[None]:
+    """Restore every module's ``training`` flag on exit."""
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str) -> Trace:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel would hide its projections
+    try:
+        with warnings.catch_warnings(), _quiet_export(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(model, args, kwargs, strict=False)
+            if _writes_through_views(program.graph_module):
+                program = program.run_decompositions({})
+    except Exception as error:
+        raise ArgumentError(_why_untraceable(model, args, kwargs, mode, error)) from None
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return _described(program, model, mode)
+
+
+@contextmanager
+def _quiet_export() -> Iterator[None]:
+    """torch.export logs what it then raises; the error says enough."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _why_untraceable(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str, error: Exception
+) -> str:
+    name = type(model).__name__
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as mismatch:
+        return f"example_inputs: they do not fit {name}.forward: {mismatch}"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    return (
+        f"model: torch.export cannot trace {name} in {mode} mode on example_inputs: {lines[0].strip()} "
+        f"({type(error).__name__}). Check that model(*example_inputs) runs; data-dependent Python control flow "
+        "cannot be traced."
+    )
+
+
+def _doubled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def double(value: Any) -> Any:
+        return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() > 0 else value
+
+    return tuple(map(double, args)), {key: double(value) for key, value in kwargs.items()}
+
+
+def _described(program: ExportedProgram, model: nn.Module, mode: str) -> Trace:
+    parameters, buffers, constants = {}, {}, {}
+    canonical = _canonical_names(model)
+    for spec in program.graph_signature.input_specs:
+        placeholder, target = spec.arg.name, spec.target
+        if spec.kind is InputKind.PARAMETER:
+            parameters[placeholder] = canonical[str(target)]
+        elif spec.kind is InputKind.BUFFER:
+            buffers[placeholder] = model.get_buffer(str(target))
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            constants[placeholder] = program.constants[str(target)]
+    return Trace(mode, program.graph_module, parameters, buffers, constants)
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter → the name under which ``named_parameters`` lists it (tied weights have several)."""
+    listed = {parameter: name for name, parameter in model.named_parameters()}
+    return {name: listed[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def mutated_argument(node: fx.Node) -> fx.Node | None:
+    """The argument that an in-place operator writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return None
+    for argument, value in zip(schema.arguments, node.args):
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
+            return value
+    return None
+
+
+def storage_key(node: fx.Node) -> int | None:
+    """Equal for nodes whose tensors share memory."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def same_view(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes that share memory also see it in the same way."""
+    x, y = a.meta["val"], b.meta["val"]
+    return bool(x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset())
+
+
+def _writes_through_views(graph_module: fx.GraphModule) -> bool:
+    """Whether some in-place result is read again through a different view of the same memory."""
+    nodes = list(graph_module.graph.nodes)
+    order = {node: index for index, node in enumerate(nodes)}
+    sharing: dict[int | None, list[fx.Node]] = {}
+    for node in nodes:
+        sharing.setdefault(storage_key(node), []).append(node)
+    for node in nodes:
+        target = mutated_argument(node)
+        if target is None:
+            continue
+        for other in sharing[storage_key(target)]:
+            read_later = any(order[user] > order[node] for user in other.users)
+            if other is not node and order[other] < order[node] and read_later and not same_view(other, target):
+                return True
+    return False
