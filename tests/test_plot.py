@@ -67,7 +67,7 @@ def test_cycles_that_differ_by_rounding_or_not_at_all(tmp_path: Path) -> None:
         "flat": [(0, 1.0)],
         "multilevel": [(0, 2.0), (1, 1.0)],
     }
-    plot.cycles(tmp_path / "c.png", curves)
+    plot.cycles(tmp_path / "c.png", {"chain": curves, "other": curves})
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 

@@ -115,7 +115,7 @@ def _build(make: Callable[[], object], spec: str) -> nn.Module:
     except (Exception, SystemExit) as error:
         raise EquinormError(f"MODEL {spec}: building it failed: {_cause(error)}") from error
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"MODEL {spec}: is a {type(model).__name__}, not a torch.nn.Module")
+        raise ArgumentError(f"MODEL {spec}: is of type {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
@@ -174,7 +174,9 @@ def _from_module(source: str, name: str) -> tuple[nn.Module, Shape | None]:
     if isinstance(found, nn.Module):
         return found, None
     if not callable(found):
-        raise ArgumentError(f"MODEL {spec}: is a {type(found).__name__}, neither a module nor a callable")
+        raise ArgumentError(
+            f"MODEL {spec}: is of type {type(found).__name__}, neither a module nor a callable"
+        )
     return _build(found, spec), None
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe & Ito's palette: told apart under every common colour blindness, and by lightness in grey.
 BEFORE, AFTER, INK, GRID = "#D55E00", "#0072B2", "#222222", "#DDDDDD"
-CURVES = (("#D55E00", "-"), ("#0072B2", "-"), ("#009E73", "--"), ("#CC79A7", "-."), ("#222222", ":"))
+COLOURS, LINES = ("#D55E00", "#0072B2", "#009E73", "#CC79A7"), ("-", "--", ":", "-.")
+Points = Sequence[tuple[int, float]]
 NAMED_LAYERS = 40
 """Up to so many layers the axis names them; beyond, names would overlap and it numbers them."""
 DOTS = 600
@@ -117,24 +118,23 @@ def _layer_axis(axes: Axes, names: Sequence[str]) -> None:
         axes.set_xlabel("layer")
 
 
-def cycles(path: str | Path, curves: Mapping[str, Sequence[tuple[int, float]]], title: str = "") -> None:
+def cycles(path: str | Path, curves: Mapping[str, Mapping[str, Points]], title: str = "") -> None:
     """The norm against cycles (the paper's sanity check), and how far above its minimum it still is.
 
-    ``curves`` maps a label to points (cycle, norm), the first at cycle 0.
+    ``curves`` maps a network to a solver to points (cycle, norm), the first at cycle 0.
     """
     path = Path(path)
     check_path(path)
     figure = _figure(10, 4.2)
     left, right = figure.subplots(1, 2)
-    least = min(norm for points in curves.values() for _, norm in points)
-    for (label, points), (colour, line) in zip(curves.items(), CURVES, strict=False):
-        x = [cycle for cycle, _ in points]
-        left.plot(x, [norm for _, norm in points], line, color=colour, label=label, linewidth=2)
-        excess = [(cycle, norm / least - 1) for cycle, norm in points if norm > least * (1 + 1e-13)]
-        right.plot(
-            [x for x, _ in excess], [y for _, y in excess], line, color=colour, label=label, linewidth=2
-        )
-    left.set_ylabel("norm of the weights")
+    for (network, solvers), line in zip(curves.items(), LINES, strict=False):
+        least = min(norm for points in solvers.values() for _, norm in points)
+        for (solver, points), colour in zip(solvers.items(), COLOURS, strict=False):
+            style = {"color": colour, "linestyle": line, "linewidth": 2.0, "label": f"{network}, {solver}"}
+            left.plot([x for x, _ in points], [norm / points[0][1] for _, norm in points], **style)
+            excess = [(x, norm / least - 1) for x, norm in points if norm > least * (1 + 1e-13)]
+            right.plot([x for x, _ in excess], [y for _, y in excess], **style)
+    left.set_ylabel("norm of the weights, relative to the start")
     right.set_ylabel("relative excess over the minimum")
     right.set_yscale("log")
     for axes in (left, right):
@@ -142,8 +142,8 @@ def cycles(path: str | Path, curves: Mapping[str, Sequence[tuple[int, float]]], 
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(color=GRID, linewidth=0.6)
-    right.legend(frameon=False)
+        axes.grid(axis="x", color=GRID, linewidth=0.6)
+    left.legend(frameon=False, fontsize=9)
     figure.suptitle(title or "Norm of the weights against cycles", x=0.01, ha="left", fontsize=13)
     _save(figure, path)
 
