@@ -35,6 +35,8 @@ DTYPES = {
     )
 }
 
+MISFIT = f"; install the torchvision build that fits torch {torch.__version__}"
+
 
 @dataclass(frozen=True)
 class Input:
@@ -96,15 +98,15 @@ def _random(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Ten
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
-def _import(name: str, spec: str) -> ModuleType:
+def _import(name: str, spec: str, hint: str = "") -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise ArgumentError(f"MODEL {spec}: there is no module {error.name}; is it installed?") from error
-        raise EquinormError(f"MODEL {spec}: importing {name} failed: {_cause(error)}") from error
+        raise EquinormError(f"MODEL {spec}: importing {name} failed: {_cause(error)}{hint}") from error
     except (Exception, SystemExit) as error:
-        raise EquinormError(f"MODEL {spec}: importing {name} failed: {_cause(error)}") from error
+        raise EquinormError(f"MODEL {spec}: importing {name} failed: {_cause(error)}{hint}") from error
 
 
 def _build(make: Callable[[], object], spec: str) -> nn.Module:
@@ -138,7 +140,7 @@ def _known(name: str, names: Iterable[str], spec: str) -> None:
 
 def _from_torchvision(name: str) -> tuple[nn.Module, Shape | None]:
     spec = f"torchvision:{name}"
-    models = _import("torchvision.models", spec)
+    models = _import("torchvision.models", spec, MISFIT)
     _known(name, models.list_models(), spec)
     model = _build(partial(models.get_model, name, weights=None), spec)
     if name in models.list_models(module=models.video):
@@ -148,7 +150,7 @@ def _from_torchvision(name: str) -> tuple[nn.Module, Shape | None]:
 
 def _from_timm(name: str) -> tuple[nn.Module, Shape | None]:
     spec = f"timm:{name}"
-    timm = _import("timm", spec)
+    timm = _import("timm", spec, MISFIT)
     _known(name.split(".")[0], timm.list_models(), spec)
     model = _build(partial(timm.create_model, name, pretrained=False), spec)
     config = getattr(model, "default_cfg", None) or {}
