@@ -1,7 +1,7 @@
 """Claim: "multilevel" needs at most 12 cycles on random ReLU chains of any depth, 40 on hard ones.
 
 Metric: cycles (a double sweep is two) and seconds to a residual of 1e-8, p = 2; n = one seed per row.
-Command: python benchmarks/convergence.py [--width 500] [--cycle]; the latter also times the paper's cycle.
+Command: python benchmarks/bench_convergence.py [--width 500] [--cycle]; --cycle also times the paper's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -50,7 +51,7 @@ def low_rank(depth: int, width: int) -> Graph:
 def bottleneck(depth: int, width: int) -> Graph:
     g = generator()
     sizes = [width if k % 4 else max(2, width // 25) for k in range(1, depth + 2)]
-    return chain([torch.randn(b, a, generator=g) for a, b in zip(sizes, sizes[1:], strict=False)])
+    return chain([torch.randn(b, a, generator=g) for a, b in pairwise(sizes)])
 
 
 def grouped(depth: int, width: int, parts: int) -> Graph:

@@ -105,7 +105,7 @@ def read(found: Layout, norm: Norm, parameter: str) -> Cells:
             torch.abs(piece.reshape(-1).to(exact), out=part)
             peak = part
         else:
-            entries = piece.reshape(-1, found.inner).double().abs_()
+            entries = piece.reshape(-1, found.inner).abs().double()
             peak = entries.amax(1)
             part.copy_(_log_norms(entries, peak, norm))
         if not math.isfinite(peak.amax()):

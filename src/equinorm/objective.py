@@ -62,11 +62,11 @@ class Objective:
         p: float,
         log_weights: Mapping[str, float] | None = None,
     ) -> None:
-        """``log_weights``: log c_W by parameter (log a_W for p = inf), 0 where absent: "Asymmetric scaling"."""
+        """``log_weights``: log c_W by parameter (log a_W for p = inf), 0 if absent: "Asymmetric scaling"."""
         norm = norm_of(p)
         blocks, fixed = [], []
         for scaling in symmetries.scalings:
-            if scaling.counted and math.prod(scaling.size):
+            if scaling.counted and 0 not in scaling.size:
                 log_weight = (log_weights or {}).get(scaling.parameter, 0.0)
                 found = _blocks(scaling, tensors[scaling.parameter], symmetries, norm, log_weight)
                 for block in found:
@@ -78,7 +78,7 @@ class Objective:
         limits = [
             block
             for scaling in symmetries.scalings
-            if not scaling.counted and math.prod(scaling.size)
+            if not scaling.counted and 0 not in scaling.size
             for block in _blocks(scaling, tensors[scaling.parameter], symmetries, MaxNorm(), 0.0)
             if block.rows.group >= 0 or block.cols.group >= 0
         ]
@@ -131,7 +131,7 @@ class Objective:
         return float(torch.tensor(self.energy(x), dtype=torch.float64).exp())
 
     def balance(self, group: int, x: Tensor) -> Balance:
-        """L and R of the paper's Algorithm 1 for the scales of a group, as energies of the rescaled weights."""
+        """L and R of the paper's Algorithm 1 for a group's scales, as energies of the rescaled weights."""
         size = self.groups[group].size
         left, right = self._outside[group].energies(self.blocks, x, self.norm, size)
         inner = self._within[group]
@@ -199,7 +199,7 @@ def _side(ids: Tensor, label: Tensor) -> Side:
 
 def _split(cells: Cells, rows: Tensor, cols: Tensor) -> list[Cells]:
     """Cut into parts whose rows all have one label, and whose columns do (views where they lie in a row)."""
-    kinds, of = torch.cat([rows, cols], 1).unique(dim=0, return_inverse=True)
+    kinds, of = torch.unique(torch.cat([rows, cols], 1), dim=0, return_inverse=True)
     parts = []
     for kind in range(kinds.shape[0]):
         batch = _places(of == kind)

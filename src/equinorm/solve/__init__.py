@@ -81,8 +81,8 @@ def _run(problem: Problem, found: Attained, method: Method, cycles: int | None, 
     if not problem.live.any():
         status = Status.NOTHING_FREE
     elif cycles is not None or residual > tol:
-        before = x
-        for done, x in method.run(problem, x, method.most if cycles is None else cycles):
+        before = start = x
+        for done, x in method.run(problem, start, method.most if cycles is None else cycles):
             residual = method.residual(problem, x)
             history.append((done, residual, problem.objective.energy(x)))
             status = Status.CONVERGED if residual <= tol else Status.NOT_CONVERGED

@@ -103,7 +103,7 @@ class Coarse:
         group = torch.zeros_like(label)
         for number, found in enumerate(problem.objective.groups):
             group[found.start : found.start + found.size] = number
-        keys, node = (group * label.numel() + label)[problem.live].unique(return_inverse=True)
+        keys, node = torch.unique((group * label.numel() + label)[problem.live], return_inverse=True)
         self.count = keys.numel()
         self.keys, self.labels = keys, label
         self.node = torch.full_like(label, self.count)
@@ -128,7 +128,7 @@ class Coarse:
             else:
                 near = block.rows.index.flatten()
                 ends = torch.stack([self.node[near], self._opposite(-1, near)], 1)
-            pairs, of = ends.unique(dim=0, return_inverse=True)
+            pairs, of = torch.unique(ends, dim=0, return_inverse=True)
             plus.append(pairs[:, 0])
             minus.append(pairs[:, 1])
             signs.append(torch.tensor([[block.rows.sign, block.cols.sign]]).expand(pairs.shape[0], 2))

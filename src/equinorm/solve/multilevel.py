@@ -63,4 +63,5 @@ class _Memory:
         changes = steps.diff(dim=1)
         scale = changes.norm(dim=0).clamp(min=torch.finfo(torch.float64).tiny)
         weights = torch.linalg.lstsq(changes / scale, steps[:, -1:], rcond=1e-12, driver="gelsd").solution
-        return moved[:, -1] - moved.diff(dim=1) @ (weights.squeeze(1) / scale)
+        change: Tensor = moved.diff(dim=1) @ (weights.squeeze(1) / scale)
+        return moved[:, -1] - change

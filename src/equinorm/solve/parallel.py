@@ -1,8 +1,8 @@
 """The paper's approximation for basic blocks with learnt shortcuts (appendix "Skip-connection").
 
 Between block k and block k+1 the paper weighs a block by the parallel equivalent of Conv1 and ConvSkip,
-having given up the series equivalent of Conv1 and Conv2. Read as an electrical network whose conductances are p-th
-powers of norms, conductances in parallel add:
+having given up the series equivalent of Conv1 and Conv2. Read as an electrical network whose conductances
+are p-th powers of norms, conductances in parallel add:
 
     L[j] = ||Conv1_k[j]||_p^p + ||Skip_k[j]||_p^p            (rows: what channel j is made of)
     R[i] = ||Conv1_{k+1}[:, i]||_p^p + ||Skip_{k+1}[:, i]||_p^p   (columns: what consumes channel i)
@@ -70,7 +70,7 @@ def parallel_residual(problem: Problem, x: Tensor) -> float:
 
 
 def _junctions(objective: Objective) -> dict[int, _Junction]:
-    """Basic blocks by their structure: Conv1 -> inner group -> Conv2, beside a shortcut from the same input."""
+    """Basic blocks by their structure: Conv1, inner group, Conv2 beside a shortcut from the same input."""
     makers: dict[int, list[Block]] = {}
     for block in objective.blocks:
         if block.rows.group >= 0:

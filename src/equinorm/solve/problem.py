@@ -46,7 +46,7 @@ class Problem:
         return self.live & ((x >= self.upper) & (pull > 0) | (x <= self.lower) & (pull < 0))
 
     def residual(self, x: Tensor) -> float:
-        """max |R - L| / (R + L) over live scales that may move (for p = inf, L and R are maxima); 0 if none."""
+        """max |R - L| / (R + L) over live scales that may move (L and R maxima for p = inf); 0 if none."""
         pull = self.objective.imbalance(x)
         free = self.live & ~self.outward(x, pull)
         return float(torch.tanh(pull[free].abs() / 2).amax()) if free.any() else 0.0
