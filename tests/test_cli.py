@@ -208,6 +208,13 @@ def test_missing_extras_are_named(nets: Path, missing: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    table = output(capsys, "demo", "--output", "pictures")
+    assert "norm after" in table and "12,032,168" in table
+    for name in ("energy.png", "norm-per-cycle.png"):
+        assert (Path("pictures") / name).read_bytes().startswith(b"\x89PNG") and f"pictures/{name}" in table
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "--version").startswith("equinorm")
     for arguments in ((), ("--help",), ("balance", "--help")):

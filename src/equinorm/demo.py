@@ -22,7 +22,9 @@ from equinorm.models import resnet18c
 
 PAPER, OURS = "the paper's cycle", "multilevel"
 SOLVERS = {PAPER: "cycle", OURS: "multilevel"}
-SHOWN_CYCLES = (1, 3, 10, 30, 100)
+SHOWN_CYCLES = (2, 10, 50)
+CAPTION = """a | b: the paper's cycle | the multilevel solver
+residual: 0 only at the unique minimum; outputs: largest relative change"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,19 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
+class Trial:
+    """One solver on one network."""
+
+    curve: list[tuple[int, float]]  # (cycle, norm)
+    residual: float
+    seconds: float
+
+    def norm(self, cycle: int) -> float:
+        """The norm after so many cycles, or at the end if that came first."""
+        return [norm for k, norm in self.curve if k <= cycle][-1]
+
+
+@dataclass(frozen=True, eq=False)
 class Result:
     """What balancing one network gave."""
 
@@ -43,8 +58,7 @@ class Result:
     report: equinorm.Report
     before: dict[str, Tensor]
     after: dict[str, Tensor]
-    curves: dict[str, plot.Points]
-    seconds: dict[str, float]
+    trials: dict[str, Trial]
 
 
 def unbalanced_resnet() -> nn.Module:
@@ -88,7 +102,8 @@ def run(folder: Path) -> None:
         raise EquinormError(f"{folder}: cannot be made a folder ({error.strerror})") from error
     console = Console()
     columns = (TextColumn("{task.description:<54}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("starting", total=STEPS * len(CASES) + 1)
 
         def step(text: str) -> None:
@@ -100,7 +115,8 @@ def run(folder: Path) -> None:
         plot.energy(
             energy, chain.before, chain.after, "20 layers of 500×500, layer 6 × 1.2 and layer 12 × 0.8"
         )
-        plot.cycles(sanity, {name: result.curves for name, result in results.items()})
+        curves = {name: {k: t.curve for k, t in result.trials.items()} for name, result in results.items()}
+        plot.cycles(sanity, curves)
     console.print(_table(results))
     console.print(f"wrote {energy} and {sanity}", soft_wrap=True)
 
@@ -113,52 +129,49 @@ def _balance(case: Case, step: Callable[[str], None]) -> Result:
         example = torch.randn(case.shape)
     before = plot.channel_norms(model)
     symmetries = equinorm.symmetries(model, example)
-    curves, seconds = {}, {}
+    trials = {}
     for name, solver in SOLVERS.items():
         step(f"{case.name}: {name}")
-        start = time.perf_counter()
-        trial = copy.deepcopy(model)
-        report = equinorm.balance(trial, example, solver=solver, symmetries=symmetries, verify=False)
-        seconds[name] = time.perf_counter() - start
-        curves[name] = report.curve
+        trials[name] = _trial(copy.deepcopy(model), example, symmetries, solver)
     step(f"{case.name}: comparing outputs")
     report = equinorm.balance(model, example, symmetries=symmetries)
     count = sum(parameter.numel() for parameter in model.parameters())
-    after = plot.channel_norms(model)
-    return Result(count, symmetries.num_free, report, before, after, curves, seconds)
+    return Result(count, symmetries.num_free, report, before, plot.channel_norms(model), trials)
+
+
+def _trial(model: nn.Module, example: Tensor, symmetries: equinorm.Symmetries, solver: str) -> Trial:
+    start = time.perf_counter()
+    report = equinorm.balance(model, example, solver=solver, symmetries=symmetries, verify=False)
+    seconds = time.perf_counter() - start
+    return Trial([(cycle, math.exp(energy)) for cycle, _, energy in report.history], report.residual, seconds)
 
 
 def _table(results: dict[str, Result]) -> Table:
-    table = Table(title="equinorm: smaller weights, same function", title_justify="left", title_style="bold")
+    table = Table(title="equinorm: smaller weights, same function", caption=CAPTION)
+    table.title_justify = table.caption_justify = "left"
     table.add_column("")
     for name in results:
         table.add_column(name, justify="right")
 
     def row(label: str, text: Callable[[Result], str]) -> None:
-        table.add_row(label, *(text(result) for result in results.values()))
+        table.add_row(label, *map(text, results.values()))
+
+    def both(label: str, text: Callable[[Trial], str]) -> None:
+        row(label, lambda result: " | ".join(map(text, result.trials.values())))
 
     row("parameters", lambda r: f"{r.parameters:,}")
     row("free scales", lambda r: f"{r.free:,}")
     table.add_section()
     row("norm before", lambda r: f"{r.report.norm_before:,.1f}")
     for cycle in SHOWN_CYCLES:
-        row(f"  after {cycle} cycle{'s' * (cycle > 1)}, paper | ours", lambda r, k=cycle: _both(r, k))
+        both(f"  after {cycle} cycles", lambda t, k=cycle: f"{t.norm(k):,.1f}")  # type: ignore[misc]
     row(
         "norm after",
         lambda r: f"{r.report.norm_after:,.1f} ({r.report.norm_after / r.report.norm_before - 1:+.1%})",
     )
     table.add_section()
-    row(
-        "cycles needed, paper | ours",
-        lambda r: " | ".join(f"{curve[-1][0]:,}" for curve in r.curves.values()),
-    )
-    row("seconds, paper | ours", lambda r: " | ".join(f"{s:.1f}" for s in r.seconds.values()))
-    row("certificate (residual)", lambda r: f"{r.report.residual:.1e}")
-    row("largest change of an output", lambda r: f"{r.report.function_change or math.nan:.1e}")
+    both("cycles needed", lambda t: f"{t.curve[-1][0]:,}")
+    both("residual", lambda t: f"{t.residual:.0e}")
+    both("seconds", lambda t: f"{t.seconds:.1f}")
+    row("change of the outputs", lambda r: f"{r.report.function_change:.0e}")
     return table
-
-
-def _both(result: Result, cycle: int) -> str:
-    """The norm after so many cycles, for each solver that still had to go on."""
-    norms = (dict(curve).get(cycle) for curve in result.curves.values())
-    return " | ".join("done" if norm is None else f"{norm:,.1f}" for norm in norms)

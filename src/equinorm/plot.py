@@ -26,6 +26,8 @@ COLOURS, LINES = ("#D55E00", "#0072B2", "#009E73", "#CC79A7"), ("-", "--", ":", 
 Points = Sequence[tuple[int, float]]
 NAMED_LAYERS = 40
 """Up to so many layers the axis names them; beyond, names would overlap and it numbers them."""
+ROUNDING = 1e-15
+"""Norms that differ by less are equal in float64."""
 DOTS = 600
 """Dots per layer at most: of wider layers, evenly spaced quantiles, the extremes included."""
 
@@ -111,7 +113,7 @@ def _layer_axis(axes: Axes, names: Sequence[str]) -> None:
     if len(names) <= NAMED_LAYERS:
         labels = [name.removesuffix(".weight") for name in names]
         axes.set_xticks(range(1, len(names) + 1), labels)
-        if sum(map(len, labels)) > 60:
+        if sum(map(len, labels)) > 90:
             for tick in axes.get_xticklabels():
                 tick.set(rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
     else:
@@ -125,15 +127,16 @@ def cycles(path: str | Path, curves: Mapping[str, Mapping[str, Points]], title: 
     """
     path = Path(path)
     check_path(path)
-    figure = _figure(10, 4.2)
+    figure = _figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     for (network, solvers), line in zip(curves.items(), LINES, strict=False):
         least = min(norm for points in solvers.values() for _, norm in points)
         for (solver, points), colour in zip(solvers.items(), COLOURS, strict=False):
             style = {"color": colour, "linestyle": line, "linewidth": 2.0, "label": f"{network}, {solver}"}
             left.plot([x for x, _ in points], [norm / points[0][1] for _, norm in points], **style)
-            excess = [(x, norm / least - 1) for x, norm in points if norm > least * (1 + 1e-13)]
-            right.plot([x for x, _ in excess], [y for _, y in excess], **style)
+            right.plot(
+                [x for x, _ in points], [max(norm / least - 1, ROUNDING) for _, norm in points], **style
+            )
     left.set_ylabel("norm of the weights, relative to the start")
     right.set_ylabel("relative excess over the minimum")
     right.set_yscale("log")
@@ -143,7 +146,9 @@ def cycles(path: str | Path, curves: Mapping[str, Mapping[str, Points]], title: 
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(axis="x", color=GRID, linewidth=0.6)
-    left.legend(frameon=False, fontsize=9)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False
+    )
     figure.suptitle(title or "Norm of the weights against cycles", x=0.01, ha="left", fontsize=13)
     _save(figure, path)
 
