@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from equinorm import rules
+from equinorm.memory import Memory, mutated_argument
 from equinorm.scale_ids import WILD, ScaleIds
-from equinorm.trace import Trace, mutated_argument, same_view, storage_key
+from equinorm.trace import Trace
 from equinorm.uses import Uses
-from equinorm.values import Known, Scaled, Value, Weight, compact
+from equinorm.values import Known, Scaled, Value, Weight, compact, shrink
 
 ENTRYWISE_SOURCE_LIMIT = 2**20
 
@@ -119,7 +121,10 @@ class Analysis:
         shape = torch.broadcast_shapes(a.shape, b.shape)
         a, b = _compact_pair(a.expand(shape), b.expand(shape))
         self._unite_now(a, b, reason)
-        return torch.where(a == WILD, b, a).expand(shape)
+        united = torch.where(a == WILD, b, a)
+        if united.numel() > 4096:
+            united = shrink(self.ids.resolve(united))
+        return united.expand(shape)
 
     def uniform(self, ids: Tensor, dims: Sequence[int], reason: str) -> Tensor:
         """Entries along ``dims`` must have one scale; returns it with those dimensions of size one."""
@@ -160,40 +165,56 @@ class Analysis:
         inputs: list[Value] = []
         for node in graph_module.graph.find_nodes(op="placeholder"):
             inputs.append(_placeholder(trace, node))
-        outputs, written = self._interpret(graph_module, inputs)
+        outputs, written = self._interpret(trace, graph_module, inputs)
         for value in outputs:
             self.pin(value, "it is an output of the model")
         for value in written:
             self.pin(value, "it is written into a buffer or an input")
 
-    def _interpret(self, module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _interpret(self, trace: Trace, module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The values that the graph returns, and those left in placeholders that it wrote into."""
         values: dict[fx.Node, Any] = {}
         depths: dict[fx.Node, int] = {}
-        aliases = _Aliases()
+        memory = Memory(trace, module.graph)
+        rewritten: set[fx.Node] = set()
         supply = iter(inputs)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(supply)
             elif node.op == "get_attr":
                 values[node] = _attribute(module, str(node.target))
-            elif node.op == "call_function":
-                self._node, self._node_depth = node, max((depths.get(n, 0) for n in node.all_input_nodes), default=0)
-                values[node] = self._call(node, values)
-                depths[node] = self._node_depth
-                for alias in aliases.written_by(node, values):
-                    values[alias], depths[alias] = values[node], depths[node]
-            else:
+            elif node.op == "output":
                 self._node = node
-                written = [values[alias] for alias in aliases.written if alias.op == "placeholder"]
+                written = [values[alias] for alias in rewritten if alias.op == "placeholder"]
                 return [values[n] for n in node.all_input_nodes], written
-            aliases.add(node)
+            else:
+                self._node, self._node_depth = node, max((depths.get(n, 0) for n in node.all_input_nodes), default=0)
+                target = mutated_argument(node)
+                in_place = target is not None and isinstance(values[target], Known)
+                values[node] = self._call(trace, node, values, memory)
+                depths[node] = self._node_depth
+                if not (in_place and isinstance(values[node], Known)):  # the known numbers were written themselves
+                    for alias in memory.rewritten_by(node):
+                        values[alias], depths[alias] = values[node], depths[node]
+                        rewritten.add(alias)
+            if memory.starts_mixed(node):
+                values[node] = Scaled(self.ids_of(values[node]).expand(node.meta["val"].shape).contiguous().clone())
         raise AssertionError("a graph ends with its output")
 
-    def _call(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    def _call(self, trace: Trace, node: fx.Node, values: dict[fx.Node, Any], memory: Memory) -> Any:
+        if memory.is_mixed(node) and mutated_argument(node) is None and memory.base_of(node) is not None:
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: _bare_ids(values[n]))
+            return pytree.tree_map(Scaled, node.target(*args, **kwargs))  # type: ignore[operator]
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
+        result = self._by_rule(trace, node, args, kwargs)
+        if memory.is_mixed(node) and isinstance(target := values.get(mutated_argument(node)), Scaled):  # type: ignore[arg-type]
+            target.ids.copy_(self.ids_of(result).expand(target.ids.shape))
+            return target
+        return result
+
+    def _by_rule(self, trace: Trace, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return self._call_wrapped(node, args, kwargs)
+            return self._call_wrapped(trace, node, args, kwargs)
         if node.target is operator.getitem:
             return args[0][args[1]]
         known = rules.evaluate(node, args, kwargs)
@@ -204,11 +225,11 @@ class Analysis:
             return rules.pin_unknown(self, node, args, kwargs)
         return rule(self, *args, **kwargs)
 
-    def _call_wrapped(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _call_wrapped(self, trace: Trace, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Regions such as autocast hold their operators in a graph of their own."""
         for position, value in enumerate(args):
             if isinstance(value, fx.GraphModule) and node.target.name().startswith("wrap"):  # type: ignore[union-attr]
-                outputs, _ = self._interpret(value, args[position + 1 :])
+                outputs, _ = self._interpret(trace, value, args[position + 1 :])
                 self._node = node
                 return tuple(outputs)
         return rules.pin_unknown(self, node, args, kwargs)
@@ -250,24 +271,8 @@ class Analysis:
         return ids.expand(weight.size)
 
 
-class _Aliases:
-    """Which nodes see the same memory in the same way, so that writing to one rewrites them all."""
-
-    def __init__(self) -> None:
-        self._sharing: dict[int | None, list[fx.Node]] = {}
-        self.written: list[fx.Node] = []
-
-    def add(self, node: fx.Node) -> None:
-        self._sharing.setdefault(storage_key(node), []).append(node)
-
-    def written_by(self, node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[fx.Node]:
-        target = mutated_argument(node)
-        if target is None or isinstance(values[target], Known) and isinstance(values[node], Known):
-            return
-        for alias in self._sharing[storage_key(target)]:
-            if same_view(alias, target):
-                self.written.append(alias)
-                yield alias
+def _bare_ids(value: Any) -> Any:
+    return pytree.tree_map(lambda v: v.ids if isinstance(v, Scaled) else v, value)
 
 
 def _compact_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,9 @@ from .norms import Norm
 from .symmetry import Scaling
 
 CHUNK = 1 << 19  # entries held in float64 at a time: 4 MB, about a second-level cache
+
+
+Visit = Callable[[Tensor, int], None]  # a piece, and the number of its first (batch, row) line
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +96,15 @@ def pieces(view: Tensor, lead: int) -> Iterator[Tensor]:
             yield from pieces(part, lead - 1)
 
 
-def read(found: Layout, norm: Norm, parameter: str) -> Cells:
-    """The magnitudes of a layout's cells, in one pass over the weight."""
+def read(found: Layout, norm: Norm, parameter: str, visit: Visit | None = None) -> Cells:
+    """The magnitudes of a layout's cells, in one pass over the weight; ``visit`` may first change each piece."""
     count, rows, cols = found.rows.shape[0], found.rows.shape[1], found.cols.shape[1]
     exact = torch.float64 if found.inner > 1 or found.view.dtype == torch.float64 else torch.float32
     flat = torch.empty(count * rows, cols, dtype=exact)
     start = 0
     for piece in pieces(found.view, found.lead):
+        if visit is not None:
+            visit(piece, start // cols)
         part = flat.view(-1)[start : start + piece.numel() // found.inner]
         if found.inner == 1:
             torch.abs(piece.reshape(-1).to(exact), out=part)

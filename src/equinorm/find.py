@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 
 from equinorm.analysis import Analysis
@@ -31,7 +35,19 @@ def symmetries(model: nn.Module, example_inputs: ExampleInputs, *, batch_norm: s
     if batch_norm not in BATCH_NORM_POLICIES:
         raise ArgumentError(f"batch_norm: expected one of {BATCH_NORM_POLICIES}, got {batch_norm!r}")
     traces, untraced = trace(model, example_inputs)
-    analysis = Analysis(batch_norm)
-    for graph in traces:
-        analysis.run(graph)
-    return collect(analysis, model, untraced)
+    with _single_thread():
+        analysis = Analysis(batch_norm)
+        for graph in traces:
+            analysis.run(graph)
+        return collect(analysis, model, untraced)
+
+
+@contextmanager
+def _single_thread() -> Iterator[None]:
+    """Id tensors are small: handing them to other threads costs more than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ function" in log-scales (x = log d), where it is convex. Everything here is a lo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .block import Block, Side
-from .cells import Cells, layout, read
+from .cells import Cells, Layout, Visit, layout, read
 from .norms import MaxNorm, Norm, norm_of
 from .symmetry import Group, Scaling, Symmetries
 
@@ -61,14 +61,18 @@ class Objective:
         tensors: Mapping[str, Tensor],
         p: float,
         log_weights: Mapping[str, float] | None = None,
+        visitor: Callable[[Scaling, Layout], Visit | None] | None = None,
     ) -> None:
-        """``log_weights``: log c_W by parameter (log a_W for p = inf), 0 if absent: "Asymmetric scaling"."""
+        """``log_weights``: log c_W by parameter (log a_W for p = inf), 0 if absent: "Asymmetric scaling".
+
+        ``visitor`` may change every piece of a weight just before it is read (apply.py).
+        """
         norm = norm_of(p)
         blocks, fixed = [], []
         for scaling in symmetries.scalings:
             if scaling.counted and 0 not in scaling.size:
                 log_weight = (log_weights or {}).get(scaling.parameter, 0.0)
-                found = _blocks(scaling, tensors[scaling.parameter], symmetries, norm, log_weight)
+                found = _blocks(scaling, tensors[scaling.parameter], symmetries, norm, log_weight, visitor)
                 for block in found:
                     constant = _constant(block)
                     if constant is not None:
@@ -79,7 +83,7 @@ class Objective:
             block
             for scaling in symmetries.scalings
             if not scaling.counted and 0 not in scaling.size
-            for block in _blocks(scaling, tensors[scaling.parameter], symmetries, MaxNorm(), 0.0)
+            for block in _blocks(scaling, tensors[scaling.parameter], symmetries, MaxNorm(), 0.0, visitor)
             if block.rows.group >= 0 or block.cols.group >= 0
         ]
         self._setup(symmetries.num_free, symmetries.groups, norm, tuple(blocks), tuple(fixed), tuple(limits))
@@ -168,10 +172,16 @@ class Objective:
 
 
 def _blocks(
-    scaling: Scaling, tensor: Tensor, symmetries: Symmetries, norm: Norm, log_weight: float
+    scaling: Scaling,
+    tensor: Tensor,
+    symmetries: Symmetries,
+    norm: Norm,
+    log_weight: float,
+    visitor: Callable[[Scaling, Layout], Visit | None] | None,
 ) -> list[Block]:
     """One scaling as blocks that each join one group (and sign) of rows to one of columns."""
-    cells = read(layout(scaling, tensor), norm, scaling.parameter)
+    found = layout(scaling, tensor)
+    cells = read(found, norm, scaling.parameter, visitor(scaling, found) if visitor else None)
     label = torch.zeros(symmetries.num_free + 1, dtype=torch.int64)
     for number, group in enumerate(symmetries.groups):
         label[group.start : group.start + group.size] = number + 1

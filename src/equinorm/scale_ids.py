@@ -44,20 +44,22 @@ class ScaleIds:
 
     def pin(self, ids: Tensor, cause: int) -> int:
         """Pin the sets of these ids to scale one; returns how many were free until now."""
-        roots = self._find(ids[ids != WILD].long().unique()).abs()
-        roots = roots[(roots > 0) & (self._cause[roots] == 0)].unique()
-        self._cause[roots] = cause
-        return roots.numel()
+        return self._pin_roots(self._find(ids[ids != WILD].long()).abs(), cause)
 
     def unite(self, a: Tensor, b: Tensor, cause: int) -> int:
         """Make ids agree pairwise; returns how many sets that pins (met a pinned one, or their own inverse)."""
         known = (a != WILD) & (b != WILD) & (a != b)
-        pairs = torch.stack([a[known].long(), b[known].long()])
-        if pairs.shape[1] > 1:
-            pairs = pairs.unique(dim=1)
-        constant = (pairs == 0).any(0)
-        pinned = self.pin(pairs[:, constant].flatten().double(), cause)
-        return pinned + self._join(pairs[:, ~constant], cause)
+        x, y = self._find(a[known].long()), self._find(b[known].long())
+        differ = x != y
+        x, y = x[differ], y[differ]
+        constant = (x == 0) | (y == 0)
+        pinned = self._pin_roots((x + y)[constant].abs(), cause)
+        return pinned + self._join(_distinct(x[~constant], y[~constant]), cause)
+
+    def _pin_roots(self, roots: Tensor, cause: int) -> int:
+        free = roots[(roots > 0) & (self._cause[roots] == 0)].unique()
+        self._cause[free] = cause
+        return free.numel()
 
     def _join(self, pairs: Tensor, cause: int) -> int:
         before = self._free_roots(pairs)
@@ -100,3 +102,11 @@ class ScaleIds:
             roots = above
         self._parent[ids.abs()] = roots * ids.sign()
         return roots
+
+
+def _distinct(x: Tensor, y: Tensor) -> Tensor:
+    """The different pairs among (x, y), up to a common sign."""
+    x, y = x.sign() * x, x.sign() * y
+    code = (x << 32) + (y + (1 << 31))
+    code = code.unique()
+    return torch.stack([code >> 32, (code & ((1 << 32) - 1)) - (1 << 31)])

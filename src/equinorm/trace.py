@@ -2,8 +2,7 @@
 
 ``torch.export`` runs the model on fake tensors: nothing is computed, and the model, its buffers and the random
 state stay as they are. The graph keeps the operators as the model called them (``conv2d``, ``batch_norm``,
-``relu_``). In-place operators are kept too, unless they write through a view that is used again: then the graph
-is functionalised.
+``relu_``), in-place operators included.
 """
 
 from __future__ import annotations
@@ -87,8 +86,6 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mod
         with warnings.catch_warnings(), _quiet_export(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.export.export(model, args, kwargs, strict=False)
-            if _writes_through_views(program.graph_module):
-                program = program.run_decompositions({})
     except Exception as error:
         raise ArgumentError(_why_untraceable(model, args, kwargs, mode, error)) from None
     finally:
@@ -149,44 +146,3 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
     """Every name of a parameter → the name under which ``named_parameters`` lists it (tied weights have several)."""
     listed = {parameter: name for name, parameter in model.named_parameters()}
     return {name: listed[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
-def mutated_argument(node: fx.Node) -> fx.Node | None:
-    """The argument that an in-place operator writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.is_mutable:
-        return None
-    for argument, value in zip(schema.arguments, node.args):
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
-            return value
-    return None
-
-
-def storage_key(node: fx.Node) -> int | None:
-    """Equal for nodes whose tensors share memory."""
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
-
-
-def same_view(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two nodes that share memory also see it in the same way."""
-    x, y = a.meta["val"], b.meta["val"]
-    return bool(x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset())
-
-
-def _writes_through_views(graph_module: fx.GraphModule) -> bool:
-    """Whether some in-place result is read again through a different view of the same memory."""
-    nodes = list(graph_module.graph.nodes)
-    order = {node: index for index, node in enumerate(nodes)}
-    sharing: dict[int | None, list[fx.Node]] = {}
-    for node in nodes:
-        sharing.setdefault(storage_key(node), []).append(node)
-    for node in nodes:
-        target = mutated_argument(node)
-        if target is None:
-            continue
-        for other in sharing[storage_key(target)]:
-            read_later = any(order[user] > order[node] for user in other.users)
-            if other is not node and order[other] < order[node] and read_later and not same_view(other, target):
-                return True
-    return False

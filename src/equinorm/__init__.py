@@ -1,0 +1,21 @@
+"""Equi-normalization of neural networks: the point of minimal norm among all rescalings of the same function."""
+
+from equinorm.balance import balance
+from equinorm.errors import ArgumentError, EquinormError
+from equinorm.find import symmetries
+from equinorm.report import Report
+from equinorm.symmetry import Group, Member, Pin, Symmetries
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "EquinormError",
+    "Group",
+    "Member",
+    "Pin",
+    "Report",
+    "Symmetries",
+    "balance",
+    "symmetries",
+]

@@ -1,0 +1,124 @@
+"""Verify: does the model still compute the same function?
+
+Outputs are compared in evaluation and in training mode, on the example inputs and on random inputs of the same
+kind. The model's buffers, gradients and training flags and the random state are left as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from equinorm.trace import ExampleInputs, call_arguments, training_flags_kept
+
+SEED = 20190501
+SLACK = 64  # roundings that a change within floating-point error may amount to, before it is measured
+AMPLIFICATION = 100  # and how many times the change under a one-ulp perturbation is still rounding
+
+
+class Probe:
+    """The model's outputs now, to compare with those after a change."""
+
+    def __init__(self, model: nn.Module, example_inputs: ExampleInputs) -> None:
+        self._model = model
+        example = call_arguments(example_inputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            self._inputs = [example, pytree.tree_map(_random_like, example)]
+        self._before = self._outputs()
+
+    def change(self) -> float:
+        """The largest change of an output tensor since then, relative to its largest entry."""
+        return _largest_change(self._before, self._outputs())
+
+    def rounding(self, parameters: Mapping[str, Tensor]) -> float:
+        """How much rounding may change the outputs: what a one-ulp perturbation of the original weights does."""
+        eps = max((torch.finfo(p.dtype).eps for p in parameters.values() if p.is_floating_point()), default=0.0)
+        present = dict(self._model.named_parameters())
+        kept = {name: present[name].detach().clone() for name in parameters}
+        try:
+            with torch.no_grad():
+                for name, original in parameters.items():
+                    _perturb(present[name], original)
+            perturbed = _largest_change(self._before, self._outputs())
+        finally:
+            restore(present, kept)
+        return max(SLACK * eps, AMPLIFICATION * perturbed)
+
+    def _outputs(self) -> list[Any]:
+        found = []
+        with _observed(self._model), torch.no_grad():
+            for training in (False, True):
+                self._model.train(training)
+                for args, kwargs in self._inputs:
+                    torch.manual_seed(SEED)
+                    try:
+                        output = self._model(*args, **kwargs)
+                    except (ValueError, RuntimeError):
+                        if not training:  # batch norm cannot train on one value per channel
+                            raise
+                        continue
+                    found += [t.detach().clone() for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+        return found
+
+
+@contextmanager
+def _observed(model: nn.Module) -> Iterator[None]:
+    """Leave buffers, training flags and random state as they are on entry."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with training_flags_kept(model), torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            restore(dict(model.named_buffers()), buffers)
+
+
+def restore(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved values back in place."""
+    with torch.no_grad():
+        for name, value in saved.items():
+            tensors[name].copy_(value)
+
+
+def _random_like(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.numel() == 0:
+        return value
+    if value.dtype == torch.bool:
+        return value  # a mask: random ones may hide every token
+    if value.is_floating_point():
+        spread = value.double().std() if value.numel() > 1 else torch.tensor(1.0)
+        noise = torch.randn(value.shape, dtype=torch.float64) * max(float(spread), 1e-6) + float(value.double().mean())
+        return noise.to(value)
+    if value.is_complex():
+        return torch.randn_like(value)
+    return torch.randint(int(value.min()), int(value.max()) + 1, value.shape).to(value)
+
+
+def _largest_change(before: list[Tensor], after: list[Tensor]) -> float:
+    changes = [_change(x, y) for x, y in zip(before, after, strict=True)]
+    return max(changes, default=0.0)
+
+
+def _change(before: Tensor, after: Tensor) -> float:
+    if torch.equal(before, after) or before.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if before.is_complex() else torch.float64
+    x, y = before.to(wide), after.to(wide)
+    apart = (x - y).abs()
+    apart = torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, apart)
+    largest = x.abs()[x.isfinite()]
+    scale = float(largest.max()) if largest.numel() else 1.0
+    return float(apart.max()) / (scale or 1.0) if not apart.isnan().any() else float("inf")
+
+
+def _perturb(target: Tensor, original: Tensor) -> None:
+    target.copy_(original)
+    if target.is_floating_point():
+        signs = torch.randint(0, 2, target.shape, generator=torch.Generator().manual_seed(SEED)).to(target)
+        target.mul_(1 + torch.finfo(target.dtype).eps * (2 * signs - 1))
