@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import math
 import sys
@@ -13,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from torch import Tensor
 
 import equinorm
 from equinorm import checkpoint, demo, model_source, plot
@@ -45,14 +43,15 @@ BatchNorm = Annotated[
     Literal["preserve", "ignore"],
     typer.Option(help="ignore runs as if it were not there: the function changes."),
 ]
+REPORTED = (
+    *("norm_before", "norm_after", "residual", "residual_stored", "converged", "cycles", "status"),
+    *("function_change", "still", "capped", "blocked"),
+)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        try:
-            print("equinorm", importlib.metadata.version("equinorm"))
-        except importlib.metadata.PackageNotFoundError:
-            print("equinorm, run from its source without being installed")
+        print("equinorm", equinorm.__version__)
         raise typer.Exit
 
 
@@ -83,18 +82,11 @@ def inspect(
     if not as_json:
         print(found)
         return
-    members = [
-        [{"parameter": m.parameter, "dim": m.dim, "sign": m.sign} for m in group.members]
-        for group in found.groups
-    ]
     _print_json(
         model=model,
         num_free=found.num_free,
         coverage=found.coverage,
-        groups=[
-            {"size": group.size, "members": listed}
-            for group, listed in zip(found.groups, members, strict=True)
-        ],
+        groups=[_group(group) for group in found.groups],
         pinned=[{"what": p.what, "op": p.op, "module": p.module, "reason": p.reason} for p in found.pinned],
     )
 
@@ -170,21 +162,16 @@ def balance(
         print(report)
         print(f"wrote {output}" + (f" and {plot_to}" if plot_to else ""))
         return
-    fields = (
-        "norm_before",
-        "norm_after",
-        "residual",
-        "residual_stored",
-        "converged",
-        "cycles",
-        "function_change",
-    )
+    vectors = (report.scales.group(index) for index in range(len(report.symmetries.groups)))
     _print_json(
         model=model,
         output=str(output),
         plot=plot_to and str(plot_to),
-        **{name: getattr(report, name) for name in fields},
-        scales={name: _extent(vector) for name, vector in report.scales.items()},
+        **{name: getattr(report, name) for name in REPORTED},
+        scales=[
+            {"min": float(vector.min()), "max": float(vector.max()), **_group(group)}
+            for group, vector in zip(report.symmetries.groups, vectors, strict=True)
+        ],
     )
 
 
@@ -227,8 +214,9 @@ def _working(what: str) -> Iterator[None]:
         yield
 
 
-def _extent(scales: Tensor) -> dict[str, float | int]:
-    return {"channels": scales.numel(), "min": float(scales.min()), "max": float(scales.max())}
+def _group(group: equinorm.Group) -> dict[str, Any]:
+    members = [{"parameter": m.parameter, "dim": m.dim, "sign": m.sign} for m in group.members]
+    return {"size": group.size, "members": members}
 
 
 def _print_json(**content: Any) -> None:
