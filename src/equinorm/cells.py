@@ -97,7 +97,7 @@ def pieces(view: Tensor, lead: int) -> Iterator[Tensor]:
 
 
 def read(found: Layout, norm: Norm, parameter: str, visit: Visit | None = None) -> Cells:
-    """The magnitudes of a layout's cells, in one pass over the weight; ``visit`` may first change each piece."""
+    """The magnitudes of the cells, in one pass over the weight; ``visit`` may change each piece first."""
     count, rows, cols = found.rows.shape[0], found.rows.shape[1], found.cols.shape[1]
     exact = torch.float64 if found.inner > 1 or found.view.dtype == torch.float64 else torch.float32
     flat = torch.empty(count * rows, cols, dtype=exact)

@@ -15,10 +15,11 @@ from .bounds import bounds, tightened
 from .cycle import cycle
 from .multilevel import multilevel
 from .parallel import cycle_parallel, parallel_residual
+from .powers import round_to_powers
 from .problem import Problem
 from .solution import Solution, Status
 
-__all__ = ["METHODS", "Method", "Solution", "Status", "solve"]
+__all__ = ["METHODS", "Method", "Solution", "Status", "round_to_powers", "solve"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def _run(problem: Problem, found: Attained, method: Method, cycles: int | None, 
     x = _anchored(problem, found, x)
     still = ~problem.live
     still[0] = False
-    return Solution(x, done, problem.residual(x), status, tuple(history), still, problem.capped(x))
+    capped, blocked = problem.capped(x), torch.zeros_like(still)
+    return Solution(x, done, problem.residual(x), status, tuple(history), still, capped, blocked)
 
 
 def _anchored(problem: Problem, found: Attained, x: Tensor) -> Tensor:

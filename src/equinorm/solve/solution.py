@@ -29,6 +29,8 @@ class Solution:
     history: tuple[tuple[int, float, float], ...]  # (cycle, residual, energy: log phi of the live cells)
     still: Tensor  # no minimum is attained for these scales: left at 1
     capped: Tensor  # held back so that no weight or bias overflows
+    blocked: Tensor  # powers of two only: held back so that every value survives exactly
+    exponents: Tensor | None = None  # the integers k of scales 2^k, after round_to_powers
 
     @property
     def converged(self) -> bool:
