@@ -97,12 +97,12 @@ def _dots(axes: Axes, layers: Sequence[Tensor], colour: str) -> None:
 
 def _log_axis(axes: Axes) -> None:
     """A log axis with readable numbers, also where it spans less than a power of ten."""
-    from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high < 10 * low:
-        axes.yaxis.set_major_locator(MaxNLocator(6))
+    if high < 100 * low:
+        axes.yaxis.set_major_locator(MaxNLocator(6) if high < 5 * low else LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
