@@ -1,4 +1,4 @@
-"""Equi-normalization of neural networks: the point of minimal norm among all rescalings of the same function."""
+"""Equi-normalization of neural networks: the point of minimal norm among all rescalings of a function."""
 
 from equinorm.balance import balance
 from equinorm.errors import ArgumentError, EquinormError

@@ -1,13 +1,14 @@
 """Scale analysis: run a traced graph once, on tensors of scale ids instead of numbers.
 
-Every operator has a small rule (package ``rules``) that says what the scales of its output are and which scales
-must agree for that to hold. An operator without a rule pins what enters it, so the result is sound by construction.
+Every operator has a small rule (package ``rules``) that says what the scales of its output are and which
+scales must agree for that to hold. An operator without a rule pins what enters it, so the result is sound by
+construction.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +119,7 @@ class Analysis:
 
     def unite(self, a: Tensor, b: Tensor, reason: str) -> Tensor:
         """Entries that meet must have one scale; returns it (broadcast), wildcards giving way."""
-        shape = torch.broadcast_shapes(a.shape, b.shape)
+        shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
         a, b = _compact_pair(a.expand(shape), b.expand(shape))
         self._unite_now(a, b, reason)
         united = torch.where(a == WILD, b, a)
@@ -171,7 +172,9 @@ class Analysis:
         for value in written:
             self.pin(value, "it is written into a buffer or an input")
 
-    def _interpret(self, trace: Trace, module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _interpret(
+        self, trace: Trace, module: fx.GraphModule, inputs: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """The values that the graph returns, and those left in placeholders that it wrote into."""
         values: dict[fx.Node, Any] = {}
         depths: dict[fx.Node, int] = {}
@@ -188,17 +191,21 @@ class Analysis:
                 written = [values[alias] for alias in rewritten if alias.op == "placeholder"]
                 return [values[n] for n in node.all_input_nodes], written
             else:
-                self._node, self._node_depth = node, max((depths.get(n, 0) for n in node.all_input_nodes), default=0)
+                self._node = node
+                self._node_depth = max((depths.get(n, 0) for n in node.all_input_nodes), default=0)
                 target = mutated_argument(node)
                 in_place = target is not None and isinstance(values[target], Known)
                 values[node] = self._call(trace, node, values, memory)
                 depths[node] = self._node_depth
-                if not (in_place and isinstance(values[node], Known)):  # the known numbers were written themselves
+                # Known numbers that an operator changes in place have been written themselves.
+                if not (in_place and isinstance(values[node], Known)):
                     for alias in memory.rewritten_by(node):
                         values[alias], depths[alias] = values[node], depths[node]
                         rewritten.add(alias)
             if memory.starts_mixed(node):
-                values[node] = Scaled(self.ids_of(values[node]).expand(node.meta["val"].shape).contiguous().clone())
+                values[node] = Scaled(
+                    self.ids_of(values[node]).expand(node.meta["val"].shape).contiguous().clone()
+                )
         raise AssertionError("a graph ends with its output")
 
     def _call(self, trace: Trace, node: fx.Node, values: dict[fx.Node, Any], memory: Memory) -> Any:
@@ -207,7 +214,9 @@ class Analysis:
             return pytree.tree_map(Scaled, node.target(*args, **kwargs))  # type: ignore[operator]
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
         result = self._by_rule(trace, node, args, kwargs)
-        if memory.is_mixed(node) and isinstance(target := values.get(mutated_argument(node)), Scaled):  # type: ignore[arg-type]
+        written = mutated_argument(node)
+        target = None if written is None else values[written]
+        if memory.is_mixed(node) and isinstance(target, Scaled):
             target.ids.copy_(self.ids_of(result).expand(target.ids.shape))
             return target
         return result
@@ -228,7 +237,7 @@ class Analysis:
     def _call_wrapped(self, trace: Trace, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Regions such as autocast hold their operators in a graph of their own."""
         for position, value in enumerate(args):
-            if isinstance(value, fx.GraphModule) and node.target.name().startswith("wrap"):  # type: ignore[union-attr]
+            if isinstance(value, fx.GraphModule) and rules.operator_name(node).startswith("wrap"):
                 outputs, _ = self._interpret(trace, value, args[position + 1 :])
                 self._node = node
                 return tuple(outputs)
@@ -244,7 +253,8 @@ class Analysis:
 
     def _unite_now(self, a: Tensor, b: Tensor, reason: str) -> None:
         event = self._event(reason)
-        a, b = torch.broadcast_tensors(a, b)
+        shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        a, b = a.expand(shape), b.expand(shape)
         event.count += self.ids.unite(a, b, len(self.events))
         self._forget_if_idle(event)
 
@@ -262,7 +272,7 @@ class Analysis:
             self.events.pop()
 
     def _source(self, weight: Weight) -> Tensor:
-        size = [1 if stride == 0 else n for n, stride in zip(weight.size, weight.stride)]
+        size = [1 if stride == 0 else n for n, stride in zip(weight.size, weight.stride, strict=True)]
         if torch.Size(size).numel() > ENTRYWISE_SOURCE_LIMIT:
             self.pin(weight, "a large parameter that is read entry by entry")
             return torch.zeros(()).double().expand(weight.size)
@@ -283,7 +293,7 @@ def _compact_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _placeholder(trace: Trace, node: fx.Node) -> Any:
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     if node.name in trace.parameters:
         return Weight.whole(trace.parameters[node.name], value.shape)
     if node.name in trace.constants:
@@ -291,7 +301,9 @@ def _placeholder(trace: Trace, node: fx.Node) -> Any:
     buffer = trace.buffers.get(node.name)
     if buffer is not None and not buffer.is_floating_point():
         return Known(buffer.clone())  # an index table or a mask; floating-point buffers may change
-    return Scaled(torch.zeros((), dtype=torch.float64).expand(value.shape)) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    return Scaled(torch.zeros((), dtype=torch.float64).expand(value.shape))
 
 
 def _attribute(module: fx.GraphModule, target: str) -> Any:
@@ -304,6 +316,3 @@ def _attribute(module: fx.GraphModule, target: str) -> Any:
 def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     return str(list(stack.values())[-1][0]) if stack else ""
-
-
-

@@ -1,7 +1,7 @@
 """Apply: multiply the parameters by the scales found, reading each of them once.
 
-The rescaled entries are read while they are at hand, so the same pass gives the norm and the residual that the
-stored weights really have.
+The rescaled entries are read while they are at hand, so the same pass gives the norm and the residual that
+the stored weights really have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rescale(
     log_weights: Mapping[str, float],
     biases: bool = True,
 ) -> Objective:
-    """Equation 3 of the paper, W ← D_{k-1}^{-1} W D_k, for every parameter in place; b ← b D_k with ``biases``.
+    """Equation 3 of the paper, W ← D_{k-1}^{-1} W D_k, for every parameter in place; with biases b ← b D_k.
 
     Products are formed in float64 and rounded once. Returns the objective of the weights as now stored.
     """

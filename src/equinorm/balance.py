@@ -44,22 +44,25 @@ def balance(
     """Rescale a model's weights in place to the unique point of minimal norm that computes the same function.
 
     Args:
-        model: any module that ``torch.export`` can trace. Balance ``copy.deepcopy(model)`` to keep the original.
+        model: any module that ``torch.export`` can trace. Balance ``copy.deepcopy(model)`` to keep the
+            original.
         example_inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs. Not needed with
             ``symmetries`` and ``verify=False``.
-        p: the norm minimised is sum c_k ||W_k||_p^p; any positive number, or infinity to equalise the largest entries
-            on both sides of every channel.
-        c: weights c_k of the layers. A number is the paper's uniform asymmetric scaling, ``"adaptive"`` its adaptive
-            one; or a mapping from parameter names.
+        p: the norm minimised is sum c_k ||W_k||_p^p; any positive number, or infinity to equalise the largest
+            entries on both sides of every channel.
+        c: weights c_k of the layers. A number is the paper's uniform asymmetric scaling, ``"adaptive"`` its
+            adaptive one; or a mapping from parameter names.
         solver: ``"multilevel"``, ``"cycle"`` (the paper's Algorithm 1) or ``"cycle-parallel"`` (the paper's
             approximation for ResNets of type C).
         cycles: do exactly so many; otherwise iterate until the residual is at most ``tol``.
-        scales: ``"real"``, or ``"pow2"``: powers of two that every value survives exactly, so that outputs are
-            bit-identical.
-        batch_norm: ``"preserve"``, or ``"ignore"``: as if batch norms were not there. The function then changes.
+        scales: ``"real"``, or ``"pow2"``: powers of two that every value survives exactly, so that outputs
+            are bit-identical.
+        batch_norm: ``"preserve"``, or ``"ignore"``: as if batch norms were not there. The function
+            then changes.
         biases: ``False`` leaves biases alone, as the paper's code does. The function then changes.
         verify: compare outputs before and after, and restore the weights with an error if they differ beyond
-            rounding (with ``batch_norm="ignore"`` or ``biases=False``: only report). Takes a copy of the parameters.
+            rounding (with ``batch_norm="ignore"`` or ``biases=False``: only report). Takes a copy of the
+            parameters.
         symmetries: the result of an earlier :func:`equinorm.symmetries`, to skip the analysis.
 
     Returns:
@@ -80,6 +83,7 @@ def balance(
     solution = solve(objective, solver, cycles, tol)
     if scales == "pow2":
         from equinorm.solve.powers import round_to_powers
+
         solution = round_to_powers(objective, solution, found, tensors, biases)
     before = objective.value(objective.start())
     del objective  # its matrices make room for those of the rescaled weights
@@ -129,7 +133,7 @@ def _symmetries(
         return find_symmetries(model, example_inputs, batch_norm=batch_norm)
     if given.batch_norm != batch_norm:
         raise ArgumentError(
-            f"symmetries: found with batch_norm={given.batch_norm!r}, but balance was asked for {batch_norm!r}"
+            f"symmetries: found with batch_norm={given.batch_norm!r}, balance was asked for {batch_norm!r}"
         )
     return given
 
@@ -149,9 +153,13 @@ def _parameters(model: nn.Module, symmetries: Symmetries) -> dict[str, Tensor]:
     used = {scaling.parameter for scaling in symmetries.scalings}
     for name in sorted(used):
         if not present[name].is_floating_point():
-            raise ArgumentError(f"parameter {name} has type {present[name].dtype}; only real weights can be balanced")
+            raise ArgumentError(
+                f"parameter {name} has type {present[name].dtype}; only real weights can be balanced"
+            )
         if present[name].device.type == "meta":
-            raise ArgumentError(f"parameter {name} is on the meta device and has no values; load the weights first")
+            raise ArgumentError(
+                f"parameter {name} is on the meta device and has no values; load the weights first"
+            )
     return {name: present[name].detach() for name in present if name in used}
 
 
@@ -177,15 +185,20 @@ def _checked_change(probe: Probe, originals: Mapping[str, Tensor], request: _Req
         allowed = probe.rounding(originals)
     if not change <= allowed:
         raise EquinormError(
-            f"the outputs changed by {change:.1e} (relative), more than the {allowed:.1e} that rounding explains; "
-            "the weights are restored. If the model is random or keeps state between calls, pass verify=False; "
-            "otherwise please report it with the model"
+            f"the outputs changed by {change:.1e} (relative), more than the {allowed:.1e} that rounding "
+            "explains; the weights are restored. If the model is random or keeps state between calls, pass "
+            "verify=False; otherwise please report it with the model"
         )
     return change
 
 
 def _report(
-    request: _Request, found: Symmetries, solution: Solution, before: float, stored: Objective, change: float | None
+    request: _Request,
+    found: Symmetries,
+    solution: Solution,
+    before: float,
+    stored: Objective,
+    change: float | None,
 ) -> Report:
     start = stored.start()
     return Report(

@@ -1,4 +1,4 @@
-"""From scale ids to :class:`Symmetries`: number the free scales, group them, and say what is pinned and why."""
+"""From scale ids to :class:`Symmetries`: number the free scales, group them, say what is pinned and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def collect(analysis: Analysis, model: nn.Module, untraced: str | None) -> Symme
             use.weight.parameter, use.weight.size, use.weight.stride, use.weight.offset,
             _renumber(plus, numbers), _renumber(minus, numbers), use.counted, _dims(use, shapes),
         )
-        for use, (plus, minus) in zip(uses, resolved)
+        for use, (plus, minus) in zip(uses, resolved, strict=True)
     )  # fmt: skip
     groups = _groups(scalings, sizes)
     linear = _linear_parameters(analysis, model)
@@ -58,16 +58,18 @@ def _number(uses: list[Use], resolved: list[tuple[Tensor, Tensor]]) -> tuple[Ten
     count = 1 + max((int(ids.abs().max()) for pair in resolved for ids in pair if ids.numel()), default=0)
     counted, signature = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.int64)
     draws = torch.Generator().manual_seed(0)
-    for use, pair in zip(uses, resolved):
+    for use, pair in zip(uses, resolved, strict=True):
         for ids in pair:
             for sign in (1, -1):
-                places = ids[ids.sign() == sign].abs().unique()
+                places = torch.unique(ids[ids.sign() == sign].abs())
                 signature[places] += torch.randint(2**62, (), generator=draws)
                 if use.counted:
                     counted[places] = True
     free = counted.nonzero().flatten()
-    _, group = signature[free].unique(return_inverse=True)
-    first = torch.full((int(group.max()) + 1 if free.numel() else 0,), count).scatter_reduce(0, group, free, "amin")
+    _, group = torch.unique(signature[free], return_inverse=True)
+    first = torch.full((int(group.max()) + 1 if free.numel() else 0,), count).scatter_reduce(
+        0, group, free, "amin"
+    )
     rank = first.argsort().argsort()[group]
     numbers = torch.zeros(count, dtype=torch.int64)
     numbers[free[rank.argsort(stable=True)]] = torch.arange(1, free.numel() + 1)
@@ -82,7 +84,8 @@ def _dims(use: Use, shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
     strides = torch.empty(shapes[use.weight.parameter], device="meta").stride()
     sizes = shapes[use.weight.parameter]
     return tuple(
-        next(d for d, (s, n) in enumerate(zip(strides, sizes)) if s <= stride and n > 1) for stride in use.weight.stride
+        next(d for d, (s, n) in enumerate(zip(strides, sizes, strict=True)) if s <= stride and n > 1)
+        for stride in use.weight.stride
     )
 
 
@@ -93,10 +96,13 @@ def _groups(scalings: tuple[Scaling, ...], sizes: list[int]) -> tuple[Group, ...
         for ids, side in ((scaling.plus, 1), (scaling.minus, -1)):
             dim = max((scaling.dims[d] for d, n in enumerate(ids.shape) if n > 1), default=0)
             for sign in (1, -1):
-                found = ids[ids.sign() == sign].abs().unique()
-                for group in (torch.bucketize(found, edges, right=True) - 1).unique().tolist():
+                found = torch.unique(ids[ids.sign() == sign].abs())
+                for group in torch.unique(torch.bucketize(found, edges, right=True) - 1).tolist():
                     members[group][Member(scaling.parameter, dim, sign * side)] = None
-    return tuple(Group(start, size, tuple(found)) for start, size, found in zip(edges.tolist(), sizes, members))
+    return tuple(
+        Group(start, size, tuple(found))
+        for start, size, found in zip(edges[:-1].tolist(), sizes, members, strict=True)
+    )
 
 
 def _linear_parameters(analysis: Analysis, model: nn.Module) -> set[str]:
@@ -121,7 +127,7 @@ def _pins(
 ) -> Iterator[Pin]:
     if untraced is not None:
         yield Pin("the model in training mode", "", "", f"only evaluation mode could be analysed: {untraced}")
-    for scaling, use in zip(scalings, uses):
+    for scaling, use in zip(scalings, uses, strict=True):
         if scaling.counted:
             yield from _pinned_sides(analysis, scaling, use)
         elif not scaling.plus.any() and not bool(_resolve(analysis, use.plus).any()):

@@ -17,14 +17,17 @@ from equinorm.trace import ExampleInputs, trace
 BATCH_NORM_POLICIES = ("preserve", "ignore")
 
 
-def symmetries(model: nn.Module, example_inputs: ExampleInputs, *, batch_norm: str = "preserve") -> Symmetries:
+def symmetries(
+    model: nn.Module, example_inputs: ExampleInputs, *, batch_norm: str = "preserve"
+) -> Symmetries:
     """Find every positive-rescaling symmetry of a model.
 
     Args:
         model: any module that ``torch.export`` can trace; it is not changed.
         example_inputs: a tensor, a tuple of positional inputs or a dict of keyword inputs of its forward.
-        batch_norm: ``"preserve"`` pins what enters a batch norm and rescales its output through its own weight;
-            ``"ignore"`` runs as if the layer were not there, as the paper's ENorm + BN: the function then changes.
+        batch_norm: ``"preserve"`` pins what enters a batch norm and rescales its output through its own
+            weight; ``"ignore"`` runs as if the layer were not there, as the paper's ENorm + BN: the function
+            then changes.
 
     Returns:
         The free scales in groups, what each multiplies and divides, and what is pinned and why.

@@ -32,10 +32,10 @@ def storage_key(node: fx.Node) -> int | None:
 class Memory:
     """The alias sets of one graph.
 
-    Most in-place operators write to a tensor that nothing else views differently (``relu_`` after a convolution):
-    then the nodes that see that memory in the same way take the new value. Where a graph writes through one view
-    and reads through another (``h[:, :k] = …``), the ids of that memory are kept in memory of their own, and the
-    graph's own views and writes run on it.
+    Most in-place operators write to a tensor that nothing else views differently (``relu_`` after a
+    convolution): then the nodes that see that memory in the same way take the new value. Where a graph writes
+    through one view and reads through another (``h[:, :k] = …``), the ids of that memory are kept in memory
+    of their own, and the graph's own views and writes run on it.
     """
 
     def __init__(self, trace: Trace, graph: fx.Graph) -> None:
@@ -46,7 +46,9 @@ class Memory:
             self._sharing.setdefault(storage_key(node), []).append(node)
         constant = self._constants(trace)
         self._mixed = {
-            storage_key(node) for node in self._nodes if node not in constant and self._writes_beside_views(node)
+            storage_key(node)
+            for node in self._nodes
+            if node not in constant and self._writes_beside_views(node)
         }
 
     def is_mixed(self, node: fx.Node) -> bool:
@@ -82,14 +84,14 @@ class Memory:
         )
 
     def _constants(self, trace: Trace) -> set[fx.Node]:
-        """Nodes computed from constants alone; whoever writes something else into such memory takes it out."""
+        """Nodes computed from constants alone; writing anything else into such memory takes it out."""
         constant: set[fx.Node] = set()
         for node in self._nodes:
             if node.op == "placeholder" and node.name in trace.constants:
                 constant.add(node)
             elif node.op == "call_function" and all(n in constant for n in node.all_input_nodes):
-                if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-                    constant.add(node)
+                tags = getattr(node.target, "tags", ())
+                constant.update(() if torch.Tag.nondeterministic_seeded in tags else (node,))
         return constant
 
 

@@ -13,7 +13,7 @@ from equinorm.table import columns, places
 
 
 class Scales(Mapping[str, tuple[Tensor, Tensor]]):
-    """Parameter name → (multiplied, divided): the weights before times the first over the second are those after.
+    """Parameter name → (multiplied, divided): weights before times the first over the second are those after.
 
     Both broadcast against the parameter. ``group(k)`` is the vector of group k of the symmetries.
     """
@@ -66,14 +66,14 @@ def _is_whole(scaling: Scaling, shape: torch.Size) -> bool:
 class Report:
     """The result of :func:`equinorm.balance`."""
 
-    norm_before: float  # sum of c_k ||W_k||_p^p over the counted parameters (for p = inf: the largest a_k |w|)
+    norm_before: float  # sum of c_k ||W_k||_p^p over the counted parameters (p = inf: the largest a_k |w|)
     norm_after: float
     residual: float  # max |R - L| / (R + L) over the live free scales, as solved in float64
     residual_stored: float  # the same for the weights as their own precision stores them
     converged: bool
     cycles: int
     status: str
-    function_change: float | None  # largest change of an output that verify measured, relative to the largest entry
+    function_change: float | None  # of an output, relative to its largest entry; None if not verified
     still: int  # free scales that no minimum exists for: left at one
     capped: int  # scales held back where a weight or a bias would overflow
     blocked: int  # powers of two that some entry would not survive exactly
@@ -97,7 +97,9 @@ class Report:
             if count:
                 rows.append((name, f"{count} scales ({_MEANING[name]})"))
         lines = columns(rows)
-        moved = [(float(self.scales.group(k).log().abs().max()), k) for k in range(len(self.symmetries.groups))]
+        moved = [
+            (float(self.scales.group(k).log().abs().max()), k) for k in range(len(self.symmetries.groups))
+        ]
         most = [k for size, k in sorted(moved, reverse=True)[:5] if size > 0]
         if most:
             table = [("largest scales", "multiply", "divide")]

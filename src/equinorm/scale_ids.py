@@ -1,8 +1,8 @@
 """Scale ids: which activation channels must share one scale, by union-find with signs.
 
-An id v > 0 stands for an unknown scale exp(x[v]), -v for its inverse, 0 for a scale pinned to one. Zeros carry
-the wildcard: zero times anything is zero, so it agrees with every id. Tensors of ids are float64, which holds
-them exactly and has a kernel for every operator that moves data.
+An id v > 0 stands for an unknown scale exp(x[v]), -v for its inverse, 0 for a scale pinned to one. Zeros
+carry the wildcard: zero times anything is zero, so it agrees with every id. Tensors of ids are float64, which
+holds them exactly and has a kernel for every operator that moves data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ScaleIds:
 
     def __init__(self) -> None:
         self._parent = torch.zeros(1, dtype=torch.int64)
-        self._cause = torch.zeros(1, dtype=torch.int64)  # of a root: 0 while it is free, else why it is pinned
+        self._cause = torch.zeros(1, dtype=torch.int64)  # of a root: 0 while free, else why it is pinned
         self._count = 1
 
     def fresh(self, count: int) -> Tensor:
@@ -28,7 +28,8 @@ class ScaleIds:
             grown = torch.arange(2 * self._count)
             grown[: self._parent.numel()] = self._parent
             self._parent = grown
-            self._cause = torch.cat([self._cause, torch.zeros(2 * self._count - self._cause.numel(), dtype=torch.int64)])
+            more = torch.zeros(2 * self._count - self._cause.numel(), dtype=torch.int64)
+            self._cause = torch.cat([self._cause, more])
         return torch.arange(first, self._count, dtype=torch.float64)
 
     def resolve(self, ids: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class ScaleIds:
         return self._pin_roots(self._find(ids[ids != WILD].long()).abs(), cause)
 
     def unite(self, a: Tensor, b: Tensor, cause: int) -> int:
-        """Make ids agree pairwise; returns how many sets that pins (met a pinned one, or their own inverse)."""
+        """Make ids agree pairwise; returns how many sets that pins (they met a pinned one or an inverse)."""
         known = (a != WILD) & (b != WILD) & (a != b)
         x, y = self._find(a[known].long()), self._find(b[known].long())
         differ = x != y
@@ -57,9 +58,9 @@ class ScaleIds:
         return pinned + self._join(_distinct(x[~constant], y[~constant]), cause)
 
     def _pin_roots(self, roots: Tensor, cause: int) -> int:
-        free = roots[(roots > 0) & (self._cause[roots] == 0)].unique()
+        free = torch.unique(roots[(roots > 0) & (self._cause[roots] == 0)])
         self._cause[free] = cause
-        return free.numel()
+        return int(free.numel())
 
     def _join(self, pairs: Tensor, cause: int) -> int:
         before = self._free_roots(pairs)
@@ -72,7 +73,7 @@ class ScaleIds:
             self._cause[inverse] = torch.where(self._cause[inverse] == 0, cause, self._cause[inverse])
             pairs, roots, size = pairs[:, ~loop], roots[:, ~loop], size[:, ~loop]
             low, high = size.amin(0), size.amax(0)
-            high, where = high.unique(return_inverse=True)
+            high, where = torch.unique(high, return_inverse=True)
             chosen = torch.full((high.numel(),), pairs.shape[1]).scatter_reduce(
                 0, where, torch.arange(pairs.shape[1]), "amin"
             )
@@ -83,7 +84,7 @@ class ScaleIds:
         return int((self._cause[self._find(before).abs()] > 0).sum())
 
     def _free_roots(self, pairs: Tensor) -> Tensor:
-        roots = self._find(pairs.flatten()).abs().unique()
+        roots: Tensor = torch.unique(self._find(pairs.flatten()).abs())
         return roots[self._cause[roots] == 0]
 
     def _inherit_causes(self, children: Tensor) -> None:
@@ -108,5 +109,5 @@ def _distinct(x: Tensor, y: Tensor) -> Tensor:
     """The different pairs among (x, y), up to a common sign."""
     x, y = x.sign() * x, x.sign() * y
     code = (x << 32) + (y + (1 << 31))
-    code = code.unique()
+    code = torch.unique(code)
     return torch.stack([code >> 32, (code & ((1 << 32) - 1)) - (1 << 31)])

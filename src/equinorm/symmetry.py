@@ -13,11 +13,11 @@ from torch import Tensor
 class Scaling:
     """How the scales multiply one strided view of one parameter.
 
-    Sizes, strides and offset are those of a view of the parameter as if it were contiguous. The entry at an index e
-    of that view is multiplied by
-    ``exp(x[plus[e]] - x[minus[e]])``: the produced channel over the consumed one, which is Equation 3
-    of the paper, D_{k-1}^{-1} W_k D_k, for one entry. ``plus`` and ``minus`` hold signed variable numbers
-    and broadcast to ``size``: 0 is pinned (x = 0), and -v stands for -x[v].
+    Sizes, strides and offset are those of a view of the parameter as if it were contiguous. The entry at an
+    index e of that view is multiplied by ``exp(x[plus[e]] - x[minus[e]])``: the produced channel over the
+    consumed one, which is Equation 3 of the paper, D_{k-1}^{-1} W_k D_k, for one entry. ``plus`` and
+    ``minus`` hold signed variable numbers and broadcast to ``size``: 0 is pinned (x = 0), and -v stands for
+    -x[v].
     """
 
     parameter: str
@@ -35,9 +35,9 @@ class Scaling:
             return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
         logical = torch.empty(tensor.shape, device="meta").stride()
         offset, rest = tensor.storage_offset(), self.offset
-        for step, stride in zip(logical, tensor.stride()):  # e.g. channels last
+        for step, stride in zip(logical, tensor.stride(), strict=True):  # e.g. channels last
             offset, rest = offset + rest // step * stride, rest % step
-        strides = [s // logical[d] * tensor.stride(d) for s, d in zip(self.stride, self.dims)]
+        strides = [s // logical[d] * tensor.stride(d) for s, d in zip(self.stride, self.dims, strict=True)]
         return tensor.as_strided(self.size, strides, offset)
 
 
@@ -81,7 +81,7 @@ class Symmetries:
     groups: tuple[Group, ...]
     scalings: tuple[Scaling, ...]
     pinned: tuple[Pin, ...]
-    depth: Mapping[str, int]  # k of each counted parameter: linear maps on the longest path to it, itself included
+    depth: Mapping[str, int]  # k of each counted parameter: linear maps on the longest path, itself included
     shapes: Mapping[str, torch.Size] = field(repr=False)
     coverage: float = 0.0  # share of the linear and convolutional weights with at least one free dimension
     batch_norm: str = "preserve"

@@ -39,5 +39,7 @@ def places(group: Group, sign: int) -> str:
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines with aligned columns, the first row underlined."""
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

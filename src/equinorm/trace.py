@@ -1,8 +1,8 @@
 """Trace: a model and example inputs → graphs of ATen operators, one per mode (evaluation, training).
 
-``torch.export`` runs the model on fake tensors: nothing is computed, and the model, its buffers and the random
-state stay as they are. The graph keeps the operators as the model called them (``conv2d``, ``batch_norm``,
-``relu_``), in-place operators included.
+``torch.export`` runs the model on fake tensors: nothing is computed, and the model, its buffers and the
+random state stay as they are. The graph keeps the operators as the model called them (``conv2d``,
+``batch_norm``, ``relu_``), in-place operators included.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _why_untraceable(
     lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     return (
         f"model: torch.export cannot trace {name} in {mode} mode on example_inputs: {lines[0].strip()} "
-        f"({type(error).__name__}). Check that model(*example_inputs) runs; data-dependent Python control flow "
-        "cannot be traced."
+        f"({type(error).__name__}). Check that model(*example_inputs) runs; data-dependent Python control "
+        "flow cannot be traced."
     )
 
 
@@ -143,6 +143,6 @@ def _described(program: ExportedProgram, model: nn.Module, mode: str) -> Trace:
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter → the name under which ``named_parameters`` lists it (tied weights have several)."""
+    """Every name of a parameter → the one that ``named_parameters`` lists (tied weights have several)."""
     listed = {parameter: name for name, parameter in model.named_parameters()}
     return {name: listed[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -119,13 +120,13 @@ def _support(ids: Tensor) -> tuple[int, ...]:
 
 
 def _span(weight: Weight) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(weight.size, weight.stride))
+    last = sum((size - 1) * stride for size, stride in zip(weight.size, weight.stride, strict=True))
     return weight.offset, weight.offset + last + 1
 
 
 def _overlap(weights: list[Weight]) -> bool:
     spans = sorted(_span(weight) for weight in weights)
-    if all(a[1] <= b[0] for a, b in zip(spans, spans[1:])):
+    if all(a[1] <= b[0] for a, b in itertools.pairwise(spans)):
         return False
     end = max(span[1] for span in spans)
     if end > ENTRYWISE_LIMIT:

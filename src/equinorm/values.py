@@ -50,7 +50,10 @@ class Weight:
     def viewed(self, template: Tensor) -> Weight:
         """The view of the parameter that ``template`` (made from :meth:`template`) has become."""
         return Weight(
-            self.parameter, tuple(template.shape), template.stride(), self.offset + int(template.storage_offset())
+            self.parameter,
+            tuple(template.shape),
+            template.stride(),
+            self.offset + int(template.storage_offset()),
         )
 
     def template(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Verify: does the model still compute the same function?
 
-Outputs are compared in evaluation and in training mode, on the example inputs and on random inputs of the same
-kind. The model's buffers, gradients and training flags and the random state are left as they were.
+Outputs are compared in evaluation and in training mode, on the example inputs and on random inputs of the
+same kind. The model's buffers, gradients and training flags and the random state are left as they were.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class Probe:
         return _largest_change(self._before, self._outputs())
 
     def rounding(self, parameters: Mapping[str, Tensor]) -> float:
-        """How much rounding may change the outputs: what a one-ulp perturbation of the original weights does."""
-        eps = max((torch.finfo(p.dtype).eps for p in parameters.values() if p.is_floating_point()), default=0.0)
+        """How much rounding may change the outputs, from what a one-ulp perturbation of the weights does."""
+        eps = max(
+            (torch.finfo(p.dtype).eps for p in parameters.values() if p.is_floating_point()), default=0.0
+        )
         present = dict(self._model.named_parameters())
         kept = {name: present[name].detach().clone() for name in parameters}
         try:
@@ -93,7 +95,8 @@ def _random_like(value: Any) -> Any:
         return value  # a mask: random ones may hide every token
     if value.is_floating_point():
         spread = value.double().std() if value.numel() > 1 else torch.tensor(1.0)
-        noise = torch.randn(value.shape, dtype=torch.float64) * max(float(spread), 1e-6) + float(value.double().mean())
+        noise = torch.randn(value.shape, dtype=torch.float64) * max(float(spread), 1e-6)
+        noise += float(value.double().mean())
         return noise.to(value)
     if value.is_complex():
         return torch.randn_like(value)

@@ -12,8 +12,8 @@ from equinorm.symmetry import Symmetries
 def log_weights(c: float | str | Mapping[str, float], p: float, symmetries: Symmetries) -> dict[str, float]:
     """log c_k of every counted parameter (for p = inf: log a_k, which multiplies the entries themselves).
 
-    A number is the uniform scaling c_k = c^(p (q - k)), a_k = c^(q - k), with k the length of the longest path of
-    linear maps up to the layer and q the longest of all; "adaptive" is c_k = 1 / numel(W_k).
+    A number is the uniform scaling c_k = c^(p (q - k)), a_k = c^(q - k), with k the length of the longest
+    path of linear maps up to the layer and q the longest of all; "adaptive" is c_k = 1 / numel(W_k).
     """
     counted = [scaling.parameter for scaling in symmetries.scalings if scaling.counted]
     if isinstance(c, Mapping):
@@ -23,7 +23,9 @@ def log_weights(c: float | str | Mapping[str, float], p: float, symmetries: Symm
             raise ArgumentError('c: "adaptive" has no meaning for p = inf; give a number or a mapping')
         return {name: -math.log(symmetries.shapes[name].numel()) for name in counted}
     if isinstance(c, bool) or not isinstance(c, (int, float)):
-        raise ArgumentError(f'c: expected a positive number, "adaptive" or a mapping from parameter names, got {c!r}')
+        raise ArgumentError(
+            f'c: expected a positive number, "adaptive" or a mapping from parameter names, got {c!r}'
+        )
     if not 0 < c < math.inf:
         raise ArgumentError(f"c: expected a positive number, got {c}")
     deepest = max(symmetries.depth.values(), default=0)
@@ -34,7 +36,9 @@ def log_weights(c: float | str | Mapping[str, float], p: float, symmetries: Symm
 def _given(c: Mapping[str, float], counted: list[str]) -> dict[str, float]:
     for name, weight in c.items():
         if name not in counted:
-            raise ArgumentError(f"c: {name!r} is not among the {len(set(counted))} parameters that count in the norm")
+            raise ArgumentError(
+                f"c: {name!r} is not among the {len(set(counted))} parameters that count in the norm"
+            )
         if not 0 < weight < math.inf:
             raise ArgumentError(f"c: the weight of {name} must be a positive number, got {weight}")
     return {name: math.log(c.get(name, 1.0)) for name in counted}
