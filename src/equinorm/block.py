@@ -49,6 +49,7 @@ class Block:
     cols: Side
     links: tuple[Tensor, Tensor] | None = None
     peak: float = field(init=False)
+    full: bool = field(init=False)  # whether no cell is missing
     _memo: dict[int, tuple[Tensor, Tensor]] = field(init=False, repr=False)
     _empties: dict[int, Tensor] = field(init=False, repr=False)
 
@@ -57,7 +58,8 @@ class Block:
 
     def forget(self) -> None:
         """The values have changed: nothing known about them holds."""
-        self.peak = max((float(part.amax()) for _, _, part in self._parts()), default=0.0)
+        self.peak = max(float(part.amax()) for _, _, part in self._parts())
+        self.full = self.links is None and all(float(part.amin()) > 0 for _, _, part in self._parts())
         self._memo = {}
         self._empties = {}
 
@@ -106,11 +108,6 @@ class Block:
             for first in range(0, rows, row_step):
                 row = slice(first, first + row_step)
                 yield batch, row, self.values[batch, row]
-
-    @property
-    def full(self) -> bool:
-        """Whether no cell is missing."""
-        return self.links is None and not any((part == 0).any() for _, _, part in self._parts())
 
     def parts(self) -> Iterator[tuple[slice, slice, Tensor]]:
         """Ranges of batches and rows, and which of their cells are nonzero and take part."""

@@ -29,6 +29,11 @@ def components(problem: Problem) -> Tensor:
         before = labels.clone()
         for block in blocks + blocks[::-1]:
             rows, cols = block.rows.index, block.cols.index
+            if block.full:
+                ids = torch.cat([rows, cols], 1)
+                least = labels[ids].amin(1, keepdim=True).expand(ids.shape)
+                labels.scatter_reduce_(0, ids.flatten(), least.flatten(), "amin")
+                continue
             for batch, row, cells in block.parts():
                 far = labels.numel()
                 by_row = torch.where(cells, labels[cols[batch]].unsqueeze(1), far).amin(2)
