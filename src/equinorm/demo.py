@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,10 @@ def run(folder: Path) -> None:
     console = Console()
     columns = (TextColumn("{task.description:<54}"), BarColumn(), TimeElapsedColumn())
     screen = Console(stderr=True)
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    with (
+        Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
+        _one_thread(),
+    ):
         task = progress.add_task("starting", total=STEPS * len(CASES) + 1)
 
         def step(text: str) -> None:
@@ -119,6 +123,17 @@ def run(folder: Path) -> None:
         plot.cycles(sanity, curves)
     console.print(_table(results))
     console.print(f"wrote {energy} and {sanity}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The matrices are small: one thread is as quick as two, and other work on the machine slows it less."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _balance(case: Case, step: Callable[[str], None]) -> Result:
