@@ -7,14 +7,16 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from torch import Tensor, nn
 
 import equinorm
-from equinorm import checkpoint, demo, model_source, plot
+from equinorm import checkpoint, demo, model_source, options, plot
 from equinorm.errors import ArgumentError
 
 app = typer.Typer(
@@ -23,26 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="torchvision:resnet50, timm:NAME, equinorm:resnet18c or package.module:callable"
-    ),
-]
-Inputs = Annotated[
-    list[str],
-    typer.Option(
-        "--input",
-        metavar="SHAPE",
-        help="One positional input, as 1,3,224,224 or 1,16:int64; may be repeated.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Dtype = Annotated[str | None, typer.Option(help="Work and write in this precision instead of the file's.")]
-BatchNorm = Annotated[
-    Literal["preserve", "ignore"],
-    typer.Option(help="ignore runs as if it were not there: the function changes."),
-]
 REPORTED = (
     *("norm_before", "norm_after", "residual", "residual_stored", "converged", "cycles", "status"),
     *("function_change", "still", "capped", "blocked"),
@@ -66,18 +48,15 @@ def _options(
 
 @app.command()
 def inspect(
-    model: Model,
-    inputs: Inputs = [],  # noqa: B006 (typer reads the default and copies it)
-    batch_norm: BatchNorm = "preserve",
-    dtype: Dtype = None,
-    as_json: Json = False,
+    model: options.Model,
+    inputs: options.Inputs = [],  # noqa: B006 (typer reads the default and copies it)
+    batch_norm: options.BatchNorm = "preserve",
+    dtype: options.Dtype = None,
+    as_json: options.Json = False,
 ) -> None:
     """List the rescaling symmetries of a model, and what is pinned and why."""
     with _working(f"analysing {model}"):
-        module, usual = model_source.load(model)
-        if dtype is not None:
-            model_source.cast(module, dtype)
-        examples = model_source.example_inputs(module, usual, inputs)
+        module, examples = _loaded(model, inputs, dtype)
         found = equinorm.symmetries(module, examples, batch_norm=batch_norm)
     if not as_json:
         print(found)
@@ -93,94 +72,69 @@ def inspect(
 
 @app.command()
 def balance(
-    model: Model,
-    weights: Annotated[
-        Path, typer.Option(help="The weights to read: .safetensors, .pt, .pth, .bin or .ckpt.")
-    ],
-    output: Annotated[
-        Path, typer.Option(help="Where to write the balanced weights, in the format of the suffix.")
-    ],
-    inputs: Inputs = [],  # noqa: B006 (typer reads the default and copies it)
-    p: Annotated[float, typer.Option(help="The norm: any positive number, or inf.")] = 2.0,
-    c: Annotated[
-        str, typer.Option(help="A number, adaptive, or a JSON file of parameter name → weight.")
-    ] = "1.0",
-    solver: Literal["multilevel", "cycle", "cycle-parallel"] = "multilevel",
-    cycles: Annotated[
-        int | None, typer.Option(min=0, help="Exactly so many, instead of until --tol.")
-    ] = None,
-    tol: Annotated[float, typer.Option(help="The residual at which the solver stops.")] = 1e-8,
-    scales: Annotated[
-        Literal["real", "pow2"],
-        typer.Option(help="pow2: powers of two, which keep the outputs bit-identical."),
-    ] = "real",
-    batch_norm: BatchNorm = "preserve",
-    biases: Annotated[
-        bool, typer.Option(help="Move biases with the weights; without, the function changes.")
-    ] = True,
-    verify: Annotated[bool, typer.Option(help="Compare outputs before and after.")] = True,
-    dtype: Dtype = None,
-    plot_to: Annotated[
-        Path | None, typer.Option("--plot", help="Draw every layer's channel norms: .png, .svg or .pdf.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output and the picture.")] = False,
-    as_json: Json = False,
+    model: options.Model,
+    weights: options.Weights,
+    output: options.Output,
+    inputs: options.Inputs = [],  # noqa: B006 (typer reads the default and copies it)
+    p: options.P = 2.0,
+    c: options.C = "1.0",
+    solver: options.Solver = "multilevel",
+    cycles: options.Cycles = None,
+    tol: options.Tol = 1e-8,
+    scales: options.Scales = "real",
+    batch_norm: options.BatchNorm = "preserve",
+    biases: options.Biases = True,
+    verify: options.Verify = True,
+    dtype: options.Dtype = None,
+    plot_to: options.Plot = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Move a model's weights to the minimal norm on their rescaling orbit, and write them."""
+    _check_writable(output, plot_to, force)
+    run = partial(equinorm.balance, p=p, c=_asymmetry(c), solver=solver, cycles=cycles, tol=tol)
+    run = partial(run, scales=scales, batch_norm=batch_norm, biases=biases, verify=verify)
+    with _working(f"balancing {model}"):
+        read = checkpoint.read(weights)
+        module, examples = _loaded(model, inputs, dtype, read)
+        before = plot.channel_norms(module, p) if plot_to else {}
+        report = run(module, examples)
+        state = module.state_dict()
+        checkpoint.write(output, {name: state[name] for name in read.tensors}, read.metadata, force)
+        if plot_to is not None:
+            plot.energy(plot_to, before, plot.channel_norms(module, p), f"{model}: channel norms (p = {p:g})")
+    if as_json:
+        _print_json(model=model, output=str(output), plot=plot_to and str(plot_to), **_fields(report))
+    else:
+        print(report)
+        print(f"wrote {output}" + (f" and {plot_to}" if plot_to else ""))
+
+
+@app.command("demo")
+def _demo(output: options.Folder = Path("equinorm-demo")) -> None:
+    """Balance the networks of the paper's illustrations; a table, a progress bar, two pictures."""
+    demo.run(output)
+
+
+def _check_writable(output: Path, plot_to: Path | None, force: bool) -> None:
+    """Refuse paths that could not be written before the work that leads to them."""
     checkpoint.check_suffix(output)
     checkpoint.check_output(output, force)
     if plot_to is not None:
         plot.check_path(plot_to)
         checkpoint.check_output(plot_to, force)
-    asymmetry = _asymmetry(c)
-    with _working(f"balancing {model}"):
-        read = checkpoint.read(weights)
-        module, usual = model_source.load(model)
+
+
+def _loaded(
+    model: str, inputs: list[str], dtype: str | None, read: checkpoint.Checkpoint | None = None
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The module, with the weights of a file if there is one, and example inputs for it."""
+    module, usual = model_source.load(model)
+    if read is not None:
         checkpoint.load_into(module, read)
-        if dtype is not None:
-            model_source.cast(module, dtype)
-        examples = model_source.example_inputs(module, usual, inputs)
-        before = plot.channel_norms(module, p) if plot_to else {}
-        report = equinorm.balance(
-            module,
-            examples,
-            p=p,
-            c=asymmetry,
-            solver=solver,
-            cycles=cycles,
-            tol=tol,
-            scales=scales,
-            batch_norm=batch_norm,
-            biases=biases,
-            verify=verify,
-        )
-        state = module.state_dict()
-        checkpoint.write(output, {name: state[name] for name in read.tensors}, read.metadata, force)
-        if plot_to is not None:
-            plot.energy(plot_to, before, plot.channel_norms(module, p), f"{model}: channel norms (p = {p:g})")
-    if not as_json:
-        print(report)
-        print(f"wrote {output}" + (f" and {plot_to}" if plot_to else ""))
-        return
-    vectors = (report.scales.group(index) for index in range(len(report.symmetries.groups)))
-    _print_json(
-        model=model,
-        output=str(output),
-        plot=plot_to and str(plot_to),
-        **{name: getattr(report, name) for name in REPORTED},
-        scales=[
-            {"min": float(vector.min()), "max": float(vector.max()), **_group(group)}
-            for group, vector in zip(report.symmetries.groups, vectors, strict=True)
-        ],
-    )
-
-
-@app.command("demo")
-def _demo(
-    output: Annotated[Path, typer.Option(help="The folder for the two pictures.")] = Path("equinorm-demo"),
-) -> None:
-    """Balance the networks of the paper's illustrations; a table, a progress bar, two pictures."""
-    demo.run(output)
+    if dtype is not None:
+        model_source.cast(module, dtype)
+    return module, model_source.example_inputs(module, usual, inputs)
 
 
 def _asymmetry(text: str) -> float | Literal["adaptive"] | Mapping[str, float]:
@@ -217,6 +171,15 @@ def _working(what: str) -> Iterator[None]:
 def _group(group: equinorm.Group) -> dict[str, Any]:
     members = [{"parameter": m.parameter, "dim": m.dim, "sign": m.sign} for m in group.members]
     return {"size": group.size, "members": members}
+
+
+def _fields(report: equinorm.Report) -> dict[str, Any]:
+    vectors = (report.scales.group(index) for index in range(len(report.symmetries.groups)))
+    scales = [
+        {"min": float(vector.min()), "max": float(vector.max()), **_group(group)}
+        for group, vector in zip(report.symmetries.groups, vectors, strict=True)
+    ]
+    return {**{name: getattr(report, name) for name in REPORTED}, "scales": scales}
 
 
 def _print_json(**content: Any) -> None:
