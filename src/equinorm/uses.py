@@ -33,9 +33,8 @@ class Use:
 
         def arrange(ids: Tensor) -> Tensor:
             ids = compact(ids)
-            return ids.permute(*order, *(d for d in range(ids.dim()) if d not in keep)).reshape(
-                [ids.size(d) for d in order]
-            )
+            rest = [d for d in range(ids.dim()) if d not in keep]
+            return ids.permute([*order, *rest]).reshape([ids.size(d) for d in order])
 
         view = replace(
             weight, size=tuple(weight.size[d] for d in order), stride=tuple(weight.stride[d] for d in order)

@@ -44,9 +44,9 @@ def prelu(a: Analysis, input: Value, weight: Value) -> Value:
 
 @rule(PASSES, "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold")
 def clamp(a: Analysis, input: Value, *bounds: Any, **named: Any) -> Any:
-    """Bounds at zero or infinity commute with positive scales; any other pins."""
+    """Bounds at zero or infinity commute with positive scales; any other pins, and so do defaults (hardtanh's ±1)."""
     limits = [v for v in (*bounds, *named.values()) if v is not None]
-    if all(is_number(v) and (v == 0 or abs(v) == float("inf")) for v in limits):
+    if limits and all(is_number(v) and (v == 0 or abs(v) == float("inf")) for v in limits):
         return Scaled(a.ids_of(input))
     for value in (input, *limits):
         a.pin(value, f"{a.operator} has a bound other than zero")
