@@ -118,6 +118,17 @@ def test_a_weight_larger_than_a_chunk_is_read_in_pieces() -> None:
     torch.testing.assert_close(energies, scaled.square().sum(1).log())
 
 
+@pytest.mark.parametrize("p", (2.0, math.inf))
+def test_cells_larger_than_a_chunk_are_read_in_pieces(p: float) -> None:
+    g = generator()
+    graph = chain([torch.randn(2, 900_000, generator=g), torch.randn(700_000, 2, generator=g)])
+    graph.linear(torch.randn(1, 600_000, generator=g), None, None)
+    found = Objective(graph.done(), graph.tensors, p)
+    direct = torch.cat([values.flatten() for _, values in entries(graph, found.start())])
+    expected = direct.amax() if math.isinf(p) else direct.pow(p).sum()
+    assert found.value(found.start()) == pytest.approx(float(expected), rel=1e-12)
+
+
 def test_nothing_reduces_to_an_exact_float32_copy() -> None:
     graph = ZOO["chain"](generator())
     found = Objective(graph.done(), graph.tensors, 2.0)

@@ -40,6 +40,7 @@ class Layout:
 
     view: Tensor
     lead: int  # how many dimensions are batch or rows
+    outer: int  # how many are batch, rows or columns: they number the cells
     inner: int  # entries of one cell
     rows: Tensor  # [B, R]
     cols: Tensor  # [B, C]
@@ -74,7 +75,7 @@ def layout(scaling: Scaling, tensor: Tensor) -> Layout:
         run = _run_length(col_ids)
         view = torch.unflatten(view, len(batch + rows), (-1, run))
         inner, col_ids = inner * run, col_ids[:, ::run]
-    return Layout(view, len(batch + rows), inner, row_ids, col_ids)
+    return Layout(view, len(batch + rows), len(batch + rows + cols), inner, row_ids, col_ids)
 
 
 def _run_length(ids: Tensor) -> int:
@@ -96,37 +97,63 @@ def pieces(view: Tensor, lead: int) -> Iterator[Tensor]:
             yield from pieces(part, lead - 1)
 
 
+def folded(
+    view: Tensor, cells: int, of: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """``of`` the view, whose first dimensions number cells: in parts where single cells are too large."""
+    if view.numel() <= CHUNK or view.dim() == cells:
+        return of(view)
+    if view.shape[cells] == 1:
+        return folded(view.select(cells, 0), cells, of, join)
+    step = max(1, CHUNK * view.shape[cells] // view.numel())
+    parts = [folded(part, cells, of, join) for part in torch.split(view, step, cells)]
+    return join(torch.stack(parts))
+
+
 def read(found: Layout, norm: Norm, parameter: str, visit: Visit | None = None) -> Cells:
     """The magnitudes of the cells, in one pass over the weight; ``visit`` may change each piece first."""
     count, rows, cols = found.rows.shape[0], found.rows.shape[1], found.cols.shape[1]
     exact = torch.float64 if found.inner > 1 or found.view.dtype == torch.float64 else torch.float32
-    flat = torch.empty(count * rows, cols, dtype=exact)
+    flat = torch.empty(count * rows * cols, dtype=exact)
     start = 0
     for piece in pieces(found.view, found.lead):
         if visit is not None:
             visit(piece, start // cols)
-        part = flat.view(-1)[start : start + piece.numel() // found.inner]
-        if found.inner == 1:
-            torch.abs(piece.reshape(-1).to(exact), out=part)
-            peak = part
-        else:
-            entries = piece.reshape(-1, found.inner).abs().double()
-            peak = entries.amax(1)
-            part.copy_(_log_norms(entries, peak, norm))
-        if not math.isfinite(peak.amax()):
-            raise ArgumentError(f"parameter {parameter} has NaN or infinite entries and cannot be balanced")
-        start += part.numel()
+        numbering = piece.dim() - (found.view.dim() - found.outer)
+        for part in pieces(piece, numbering):
+            place = flat[start : start + part.numel() // found.inner]
+            if found.inner == 1:
+                torch.abs(part.reshape(-1).to(exact), out=place)
+                _check(place, parameter)
+            else:
+                place.copy_(_log_norms(part, numbering, norm, parameter).flatten())
+            start += place.numel()
     cells = flat.view(count, rows, cols)
     if found.inner > 1:
         return _merged(_relative(cells, found.rows, found.cols), norm)
     return _merged(Cells(cells, 0.0, found.rows, found.cols), norm)
 
 
-def _log_norms(entries: Tensor, peak: Tensor, norm: Norm) -> Tensor:
-    """log of the norm of every line, relative to its peak: 1e±30 to the power 20 is never formed."""
-    relative = norm.power(entries.div_(peak.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)))
-    ones = relative.new_ones(1, relative.shape[1])
-    return peak.log() + norm.contract(relative.unsqueeze(0), ones).squeeze(0).log() / norm.exponent
+def _check(magnitudes: Tensor, parameter: str) -> None:
+    if not math.isfinite(magnitudes.amax()):
+        raise ArgumentError(f"parameter {parameter} has NaN or infinite entries and cannot be balanced")
+
+
+def _log_norms(view: Tensor, numbering: int, norm: Norm, parameter: str) -> Tensor:
+    """log of the norm of every cell, relative to its largest entry: 1e±30 to the power 20 is never formed."""
+
+    def of(part: Tensor) -> Tensor:
+        entries = part.reshape(math.prod(part.shape[:numbering]), -1).abs().double()
+        peak = entries.amax(1)
+        _check(peak, parameter)
+        relative = norm.power(entries.div_(peak.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)))
+        ones = relative.new_ones(1, relative.shape[1])
+        return peak.log() + norm.contract(relative.unsqueeze(0), ones).squeeze(0).log() / norm.exponent
+
+    def join(logs: Tensor) -> Tensor:
+        return norm.join(norm.exponent * logs, 0) / norm.exponent
+
+    return folded(view, numbering, of, join)
 
 
 def _relative(logs: Tensor, rows: Tensor, cols: Tensor) -> Cells:

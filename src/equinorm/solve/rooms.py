@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..cells import CHUNK, Layout, layout, pieces
+from ..cells import CHUNK, Layout, folded, layout, pieces
 from ..symmetry import Scaling
 
 ANY = 20_000  # more than any difference of exponents in float64
@@ -47,28 +48,30 @@ def _room(found: Layout) -> Room:
     low = torch.empty(math.prod(shape), dtype=torch.int16)
     high = torch.empty_like(low)
     start = 0
-    for piece in pieces(found.view, found.lead):
-        least, most = _survives(piece.reshape(-1, found.inner))
-        part = slice(start, start + least.shape[0])
-        low[part], high[part] = least.amax(1), most.amin(1)
+    for piece in pieces(found.view, found.outer):
+        numbering = piece.dim() - (found.view.dim() - found.outer)
+        space = folded(piece, numbering, partial(_survives, cells=numbering), lambda parts: parts.amax(0))
+        part = slice(start, start + space.shape[1])
+        low[part], high[part] = space[0], -space[1]
         start = part.stop
     low, high = low.view(shape), high.view(shape)
     same = found.rows.unsqueeze(2) == found.cols.unsqueeze(1)  # such entries never move
     return Room(low.masked_fill_(same, -ANY), high.masked_fill_(same, ANY), found.rows, found.cols)
 
 
-def _survives(entries: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and largest exponent that loses no bit of an entry to subnormals and does not overflow."""
+def _survives(entries: Tensor, cells: int) -> Tensor:
+    """[2, cells]: the least and minus the largest exponent at which no entry overflows or loses bits."""
     info = torch.finfo(entries.dtype)
     lowest = math.frexp(info.smallest_normal)[1] - 1 + math.frexp(info.eps)[1] - 1
     highest = math.frexp(info.max)[1] - 1
-    mantissa, exponent = torch.frexp(entries.double())
+    mantissa, exponent = torch.frexp(entries.reshape(math.prod(entries.shape[:cells]), -1).double())
     bits = (mantissa * 2.0**53).abs().long()  # an integer of 53 bits
     trailing = torch.frexp((bits & -bits).double()).exponent - 1
     top = exponent - 1
     bottom = top - 52 + trailing
-    empty = entries == 0
-    return (lowest - bottom).masked_fill(empty, -ANY), (highest - top).masked_fill(empty, ANY)
+    empty = bits == 0
+    least, most = (lowest - bottom).masked_fill(empty, -ANY), (highest - top).masked_fill(empty, ANY)
+    return torch.stack([least.amax(1), -most.amin(1)])
 
 
 def signed(k: Tensor, ids: Tensor) -> Tensor:
