@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from equinorm.apply import rescale
 from equinorm.errors import ArgumentError, EquinormError
-from equinorm.find import BATCH_NORM_POLICIES
 from equinorm.find import symmetries as find_symmetries
+from equinorm.interrupts import interrupts_deferred
 from equinorm.objective import Objective
 from equinorm.report import Report, Scales
-from equinorm.solve import METHODS, Solution, solve
+from equinorm.request import Request, parameters
+from equinorm.solve import Solution, round_to_powers, solve
 from equinorm.solve.certificate import residual_of
 from equinorm.symmetry import Symmetries
+from equinorm.threads import single_thread
 from equinorm.trace import ExampleInputs
 from equinorm.verify import Probe, restore
 from equinorm.weighting import log_weights
-
-SCALES = ("real", "pow2")
 
 
 def balance(
@@ -72,56 +69,25 @@ def balance(
         ArgumentError: an argument or a weight that cannot be used; the model is untouched.
         EquinormError: the outputs changed; the model is as it was.
     """
-    request = _Request(p, solver, scales, batch_norm, biases)
-    request.check(cycles, tol)
+    request = Request(p, solver, cycles, tol, scales, batch_norm, biases)
     found = _symmetries(model, example_inputs, batch_norm, symmetries)
     if verify and example_inputs is None:
         raise ArgumentError("example_inputs: needed to verify the function; give them or pass verify=False")
-    tensors = _parameters(model, found)
+    tensors = parameters(model, found)
     weights = log_weights(c, p, found)
-    objective = Objective(found, tensors, p, weights)
-    solution = solve(objective, solver, cycles, tol)
-    if scales == "pow2":
-        from equinorm.solve.powers import round_to_powers
-
-        solution = round_to_powers(objective, solution, found, tensors, biases)
-    before = objective.value(objective.start())
+    with single_thread():
+        objective = Objective(found, tensors, p, weights)
+        solution = solve(objective, solver, cycles, tol)
+        if scales == "pow2":
+            solution = round_to_powers(objective, solution, found, tensors, biases)
+        before = objective.energy(objective.start())
     del objective  # its matrices make room for those of the rescaled weights
     probe = Probe(model, example_inputs) if verify and example_inputs is not None else None
     with _restored_on_error(tensors if probe else {}) as originals:
-        stored = rescale(found, tensors, solution.log_scales, p, weights, biases)
-        change = _checked_change(probe, originals, request) if probe else None
+        with single_thread():
+            stored = rescale(found, tensors, solution, p, weights, biases)
+        change = _checked_change(probe, tensors, originals, request) if probe else None
     return _report(request, found, solution, before, stored, change)
-
-
-@dataclass(frozen=True)
-class _Request:
-    p: float
-    solver: str
-    scales: str
-    batch_norm: str
-    biases: bool
-
-    @property
-    def preserves(self) -> bool:
-        return self.biases and self.batch_norm == "preserve"
-
-    def check(self, cycles: int | None, tol: float) -> None:
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not self.p > 0:
-            raise ArgumentError(f"p: expected a positive number or infinity, got {self.p!r}")
-        for name, value, known in (
-            ("solver", self.solver, tuple(METHODS)),
-            ("scales", self.scales, SCALES),
-            ("batch_norm", self.batch_norm, BATCH_NORM_POLICIES),
-        ):
-            if value not in known:
-                raise ArgumentError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
-        if cycles is not None and (isinstance(cycles, bool) or not isinstance(cycles, int) or cycles < 0):
-            raise ArgumentError(f"cycles: expected a whole number or None, got {cycles!r}")
-        if not isinstance(tol, (int, float)) or not 0 < tol < math.inf:
-            raise ArgumentError(f"tol: expected a positive number, got {tol!r}")
-        if self.scales == "pow2" and math.isinf(self.p):
-            raise ArgumentError('scales: "pow2" needs a finite p')
 
 
 def _symmetries(
@@ -131,36 +97,15 @@ def _symmetries(
         if example_inputs is None:
             raise ArgumentError("example_inputs: needed to find the symmetries")
         return find_symmetries(model, example_inputs, batch_norm=batch_norm)
+    if not isinstance(given, Symmetries):
+        raise ArgumentError(
+            f"symmetries: expected the result of equinorm.symmetries, got {type(given).__name__}"
+        )
     if given.batch_norm != batch_norm:
         raise ArgumentError(
             f"symmetries: found with batch_norm={given.batch_norm!r}, balance was asked for {batch_norm!r}"
         )
     return given
-
-
-def _parameters(model: nn.Module, symmetries: Symmetries) -> dict[str, Tensor]:
-    """The parameters that the symmetries speak of, checked against the model."""
-    present = dict(model.named_parameters())
-    if set(present) != set(symmetries.shapes):
-        odd = sorted(set(present) ^ set(symmetries.shapes))
-        raise ArgumentError(f"symmetries: found on another model; parameter {odd[0]} is only in one of them")
-    for name, shape in symmetries.shapes.items():
-        if present[name].shape != shape:
-            raise ArgumentError(
-                f"symmetries: found on another model; parameter {name} had shape {tuple(shape)}, "
-                f"now it has {tuple(present[name].shape)}"
-            )
-    used = {scaling.parameter for scaling in symmetries.scalings}
-    for name in sorted(used):
-        if not present[name].is_floating_point():
-            raise ArgumentError(
-                f"parameter {name} has type {present[name].dtype}; only real weights can be balanced"
-            )
-        if present[name].device.type == "meta":
-            raise ArgumentError(
-                f"parameter {name} is on the meta device and has no values; load the weights first"
-            )
-    return {name: present[name].detach() for name in present if name in used}
 
 
 @contextmanager
@@ -170,19 +115,19 @@ def _restored_on_error(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tens
     try:
         yield originals
     except BaseException:
-        restore(tensors, originals)
+        with interrupts_deferred():
+            restore(tensors, originals)
         raise
 
 
-def _checked_change(probe: Probe, originals: Mapping[str, Tensor], request: _Request) -> float:
+def _checked_change(
+    probe: Probe, tensors: Mapping[str, Tensor], originals: dict[str, Tensor], request: Request
+) -> float:
     change = probe.change()
-    if not request.preserves:
-        return change
     exact = request.scales == "pow2"
-    eps = max((torch.finfo(tensor.dtype).eps for tensor in originals.values()), default=0.0)
-    allowed = 0.0 if exact else eps
-    if change > allowed and not exact:
-        allowed = probe.rounding(originals)
+    if not request.preserves or change == 0:
+        return change
+    allowed = 0.0 if exact else probe.rounding(tensors, originals)
     if not change <= allowed:
         raise EquinormError(
             f"the outputs changed by {change:.1e} (relative), more than the {allowed:.1e} that rounding "
@@ -193,26 +138,26 @@ def _checked_change(probe: Probe, originals: Mapping[str, Tensor], request: _Req
 
 
 def _report(
-    request: _Request,
+    request: Request,
     found: Symmetries,
     solution: Solution,
     before: float,
     stored: Objective,
     change: float | None,
 ) -> Report:
-    start = stored.start()
+    rounded = "" if solution.exponents is None else "; then rounded to powers of two"
     return Report(
-        norm_before=before,
-        norm_after=stored.value(start),
+        log_norm_before=before,
+        log_norm_after=stored.energy(stored.start()),
         residual=solution.residual,
         residual_stored=residual_of(stored, solution),
         converged=solution.converged,
         cycles=solution.cycles,
-        status=solution.status.value,
+        status=solution.status.value + rounded,
         function_change=change,
         still=int(solution.still.sum()),
         capped=int(solution.capped.sum()),
-        blocked=0,
+        blocked=int(solution.blocked.sum()),
         p=request.p,
         scales=Scales(found, solution.log_scales, request.biases),
         symmetries=found,

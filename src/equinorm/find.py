@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import nn
 
 from equinorm.analysis import Analysis
 from equinorm.collect import collect
 from equinorm.errors import ArgumentError
 from equinorm.symmetry import Symmetries
+from equinorm.threads import single_thread
 from equinorm.trace import ExampleInputs, trace
 
 BATCH_NORM_POLICIES = ("preserve", "ignore")
@@ -38,19 +35,8 @@ def symmetries(
     if batch_norm not in BATCH_NORM_POLICIES:
         raise ArgumentError(f"batch_norm: expected one of {BATCH_NORM_POLICIES}, got {batch_norm!r}")
     traces, untraced = trace(model, example_inputs)
-    with _single_thread():
+    with single_thread():
         analysis = Analysis(batch_norm)
         for graph in traces:
             analysis.run(graph)
         return collect(analysis, model, untraced)
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Id tensors are small: handing them to other threads costs more than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

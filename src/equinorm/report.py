@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,10 @@ from torch import Tensor
 
 from equinorm.symmetry import Scaling, Symmetries
 from equinorm.table import columns, places
+
+MOST = 709.0  # log of about the largest float64
+ROWS = 5
+NOTICEABLE = 5e-4  # of a log-scale: a scale that prints as other than 1
 
 
 class Scales(Mapping[str, tuple[Tensor, Tensor]]):
@@ -66,8 +71,8 @@ def _is_whole(scaling: Scaling, shape: torch.Size) -> bool:
 class Report:
     """The result of :func:`equinorm.balance`."""
 
-    norm_before: float  # sum of c_k ||W_k||_p^p over the counted parameters (p = inf: the largest a_k |w|)
-    norm_after: float
+    log_norm_before: float
+    log_norm_after: float
     residual: float  # max |R - L| / (R + L) over the live free scales, as solved in float64
     residual_stored: float  # the same for the weights as their own precision stores them
     converged: bool
@@ -83,32 +88,61 @@ class Report:
     log_scales: Tensor = field(repr=False)
     history: tuple[tuple[int, float, float], ...] = field(repr=False)  # (cycles, residual, log of the norm)
 
+    @property
+    def norm_before(self) -> float:
+        """The sum of c_k ||W_k||_p^p over the counted parameters (for p = inf the largest a_k |w|).
+
+        Infinite where float64 has no number for it; ``log_norm_before`` has.
+        """
+        return _exp(self.log_norm_before)
+
+    @property
+    def norm_after(self) -> float:
+        """The same for the weights as now stored."""
+        return _exp(self.log_norm_after)
+
     def __str__(self) -> str:
-        ratio = self.norm_after / self.norm_before if self.norm_before else 1.0
         change = "not measured" if self.function_change is None else f"{self.function_change:.1e} (relative)"
         rows = [
             ("balance", f"p = {self.p:g}, {self.symmetries.num_free} free scales"),
-            ("norm", f"{self.norm_before:.6g} → {self.norm_after:.6g} ({ratio - 1:+.2%})"),
+            ("norm", self._norms()),
             ("residual", f"{self.residual:.1e} as solved, {self.residual_stored:.1e} as stored"),
-            ("solver", f"{self.status} after {self.cycles} cycles"),
+            ("solver", f"{self.cycles} cycles; {self.status}"),
             ("function change", change),
         ]
         for name, count in (("still", self.still), ("capped", self.capped), ("blocked", self.blocked)):
             if count:
                 rows.append((name, f"{count} scales ({_MEANING[name]})"))
-        lines = columns(rows)
-        moved = [
-            (float(self.scales.group(k).log().abs().max()), k) for k in range(len(self.symmetries.groups))
-        ]
-        most = [k for size, k in sorted(moved, reverse=True)[:5] if size > 0]
-        if most:
-            table = [("largest scales", "multiply", "divide")]
-            for k in most:
+        return "\n".join([*columns(rows), *self._largest_scales()])
+
+    def _norms(self) -> str:
+        before, after = self.log_norm_before, self.log_norm_after
+        if before == -math.inf:
+            return "0"
+        change = round(math.expm1(after - before), 4) + 0.0
+        return f"{_shown(before)} → {_shown(after)} ({change:+.2%})"
+
+    def _largest_scales(self) -> list[str]:
+        moved = []
+        for k, group in enumerate(self.symmetries.groups):
+            logs = self.log_scales[group.start : group.start + group.size]
+            moved.append((float(logs.abs().max()), k))
+        table = [("largest scales", "multiply", "divide")]
+        for size, k in sorted(moved, reverse=True)[:ROWS]:
+            if size > NOTICEABLE:
                 group, scales = self.symmetries.groups[k], self.scales.group(k)
                 span = f"{float(scales.min()):.3g} … {float(scales.max()):.3g}"
                 table.append((span, places(group, 1), places(group, -1)))
-            lines += ["", *columns(table)]
-        return "\n".join(lines)
+        return ["", *columns(table)] if len(table) > 1 else []
+
+
+def _exp(log: float) -> float:
+    return math.exp(log) if log < MOST else math.inf
+
+
+def _shown(log: float) -> str:
+    """A norm that may leave the range of float64."""
+    return f"{math.exp(log):.6g}" if abs(log) < MOST else f"10^{log / math.log(10):.2f}"
 
 
 _MEANING = {

@@ -6,7 +6,8 @@ same kind. The model's buffers, gradients and training flags and the random stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from equinorm.interrupts import interrupts_deferred
 from equinorm.trace import ExampleInputs, call_arguments, training_flags_kept
 
 SEED = 20190501
@@ -36,20 +38,15 @@ class Probe:
         """The largest change of an output tensor since then, relative to its largest entry."""
         return _largest_change(self._before, self._outputs())
 
-    def rounding(self, parameters: Mapping[str, Tensor]) -> float:
-        """How much rounding may change the outputs, from what a one-ulp perturbation of the weights does."""
-        eps = max(
-            (torch.finfo(p.dtype).eps for p in parameters.values() if p.is_floating_point()), default=0.0
-        )
-        present = dict(self._model.named_parameters())
-        kept = {name: present[name].detach().clone() for name in parameters}
-        try:
-            with torch.no_grad():
-                for name, original in parameters.items():
-                    _perturb(present[name], original)
+    def rounding(self, parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> float:
+        """How much rounding may change the outputs, from what a one-ulp perturbation of the weights does.
+
+        The originals, a copy of the weights before, trade places with the parameters meanwhile.
+        """
+        tensors = [*parameters.values(), *self._before]
+        eps = max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
+        with _swapped(parameters, originals), _one_ulp_off(parameters.values()):
             perturbed = _largest_change(self._before, self._outputs())
-        finally:
-            restore(present, kept)
         return max(SLACK * eps, AMPLIFICATION * perturbed)
 
     def _outputs(self) -> list[Any]:
@@ -59,6 +56,7 @@ class Probe:
                 self._model.train(training)
                 for args, kwargs in self._inputs:
                     torch.manual_seed(SEED)
+                    random.seed(SEED)
                     try:
                         output = self._model(*args, **kwargs)
                     except (ValueError, RuntimeError):
@@ -71,13 +69,15 @@ class Probe:
 
 @contextmanager
 def _observed(model: nn.Module) -> Iterator[None]:
-    """Leave buffers, training flags and random state as they are on entry."""
+    """Leave buffers, training flags and random state (Python's too) as they are on entry."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    drawn = random.getstate()
     with training_flags_kept(model), torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
+            random.setstate(drawn)
             restore(dict(model.named_buffers()), buffers)
 
 
@@ -120,8 +120,37 @@ def _change(before: Tensor, after: Tensor) -> float:
     return float(apart.max()) / (scale or 1.0) if not apart.isnan().any() else float("inf")
 
 
-def _perturb(target: Tensor, original: Tensor) -> None:
-    target.copy_(original)
-    if target.is_floating_point():
-        signs = torch.randint(0, 2, target.shape, generator=torch.Generator().manual_seed(SEED)).to(target)
-        target.mul_(1 + torch.finfo(target.dtype).eps * (2 * signs - 1))
+@contextmanager
+def _swapped(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Iterator[None]:
+    """Exchange the contents of two sets of tensors, one at a time."""
+
+    def swap() -> None:
+        with torch.no_grad(), interrupts_deferred():
+            for name, tensor in first.items():
+                kept = tensor.clone()
+                tensor.copy_(second[name])
+                second[name].copy_(kept)
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()
+
+
+@contextmanager
+def _one_ulp_off(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Flip the last bit of every number; flipping it again undoes it without a copy."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    views = [tensor.view(bits[tensor.element_size()]) for tensor in tensors]
+
+    def flip() -> None:
+        with torch.no_grad(), interrupts_deferred():
+            for view in views:
+                view.bitwise_xor_(1)
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
