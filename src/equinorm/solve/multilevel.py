@@ -3,6 +3,9 @@
 The cycle alone moves energy by one layer per visit, so its cost grows with the square of the depth. Before
 every double sweep (two cycles), a coarse step moves all energy at once with a single scale per group
 (coarse.py), and after it Anderson acceleration extrapolates from the last iterates, safeguarded by phi.
+
+For p = inf the same steps equalise maxima; the safeguard is then that the largest entry does not grow, and
+what guarantees the result is the residual. Weights that are equalised already are left as they are.
 """
 
 from __future__ import annotations
