@@ -5,11 +5,13 @@ from equinorm.errors import ArgumentError, EquinormError
 from equinorm.find import symmetries
 from equinorm.report import Report
 from equinorm.symmetry import Group, Member, Pin, Symmetries
+from equinorm.training import ENorm, register_state
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "ENorm",
     "EquinormError",
     "Group",
     "Member",
@@ -17,5 +19,6 @@ __all__ = [
     "Report",
     "Symmetries",
     "balance",
+    "register_state",
     "symmetries",
 ]

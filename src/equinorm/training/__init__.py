@@ -1,0 +1,6 @@
+"""Training with ENorm, on top of the core's analysis."""
+
+from equinorm.training.enorm import ENorm
+from equinorm.training.state import register_state
+
+__all__ = ["ENorm", "register_state"]
