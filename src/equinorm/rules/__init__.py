@@ -14,6 +14,7 @@ from equinorm.rules import (  # noqa: F401  (importing a family registers its ru
     elementwise,
     layers,
     movement,
+    nonlinear,
     norms,
     reduce,
 )

@@ -19,7 +19,13 @@ FAMILY = "attention: query and key scales cancel, value scales pass"
 @rule(FAMILY, "scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu",
       "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention")  # fmt: skip
 def attention(
-    a: Analysis, query: Value, key: Value, value: Value, attn_mask: Value | None = None, *args: Any, **kwargs: Any
+    a: Analysis,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     a.pin(attn_mask, "it is added to attention scores")
     q, k, v = (a.ids_of(x) for x in (query, key, value))

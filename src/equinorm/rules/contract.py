@@ -42,7 +42,9 @@ def _through_parameter(a: Analysis, x: Tensor, lx: str, weight: Weight, lw: str,
     weight, lw = _without_broadcast(weight, lw, x, lx)
     tokens = [d for d, label in enumerate(lx) if label not in lw]
     consumed = a.uniform(x, tokens, f"{weight.parameter} acts on all of them alike")
-    plus = a.produced(weight, [size if label in lo else 1 for label, size in zip(lw, weight.size)])
+    plus = a.produced(
+        weight, [size if label in lo else 1 for label, size in zip(lw, weight.size, strict=True)]
+    )
     a.linear_map(weight, plus, _arrange(consumed, lx, lw))
     return _arrange(plus, lw, lo)
 
@@ -72,7 +74,9 @@ def _of_activations(a: Analysis, x: Tensor, lx: str, y: Tensor, ly: str, lo: str
 
 def _broadcast(x: Tensor, lx: str, y: Tensor, ly: str) -> Tensor:
     """Expand the dimensions of x that have size one where y's are larger."""
-    return x.expand([max(n, y.size(ly.index(label))) if label in ly else n for n, label in zip(x.shape, lx)])
+    return x.expand(
+        [max(n, y.size(ly.index(label))) if label in ly else n for n, label in zip(x.shape, lx, strict=True)]
+    )
 
 
 def _cancel(a: Analysis, x: Tensor, lx: str, y: Tensor, ly: str) -> None:

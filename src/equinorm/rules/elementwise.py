@@ -20,7 +20,7 @@ AGREES = "adds or selects: ids that meet must be equal"
 MULTIPLIES = "multiplies: the scales multiply too"
 
 HOMOGENEOUS = (
-    "relu leaky_relu rrelu rrelu_with_noise abs absolute neg negative dropout feature_dropout real view_as_real"
+    "relu leaky_relu rrelu rrelu_with_noise abs absolute neg negative dropout feature_dropout real imag conj"
 ).split()
 
 
@@ -29,6 +29,18 @@ def homogeneous(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Value:
     if isinstance(input, Weight) or a.ids_of(input).shape == a.output.shape:
         return input
     return Scaled(a.ids_of(input).expand(a.output.shape))
+
+
+@rule(PASSES, "view_as_real")
+def view_as_real(a: Analysis, input: Value) -> Value:
+    """A complex number has one scale: its real and its imaginary part share it."""
+    return Scaled(a.ids_of(input).unsqueeze(-1).expand(a.output.shape))
+
+
+@rule(PASSES, "view_as_complex")
+def view_as_complex(a: Analysis, input: Value) -> Value:
+    common = a.uniform(a.ids_of(input), [-1], "they become one complex number")
+    return Scaled(common.select(-1, 0))
 
 
 @rule(PASSES, "native_dropout")
@@ -112,7 +124,9 @@ def lerp(a: Analysis, input: Value, end: Value, weight: Any) -> Value:
 def mul(a: Analysis, input: Value, other: Value) -> Any:
     """Constants pass the scales on; a parameter gives the result scales of its own; activations: one is pinned."""
     for value, factor in ((input, other), (other, input)):
-        if is_number(factor) or isinstance(factor, Known) and isinstance(value, Weight) and _keeps_shape(a, value):
+        if is_number(factor) or (
+            isinstance(factor, Known) and isinstance(value, Weight) and _keeps_shape(a, value)
+        ):
             return value
     for value, factor in ((input, other), (other, input)):
         if isinstance(factor, Weight) and not isinstance(value, Weight) and 0 not in factor.stride:
@@ -176,6 +190,11 @@ def div(a: Analysis, input: Value, other: Value, rounding_mode: str | None = Non
     ids = a.ids_of(other) if isinstance(other, (Scaled, Known)) else torch.zeros(()).double()
     inverse = torch.where(ids == WILD, 0.0, -ids)
     return Scaled(product(a, a.ids_of(input), inverse, a.output.shape))
+
+
+@rule(MULTIPLIES, "reciprocal")
+def reciprocal(a: Analysis, input: Value) -> Any:
+    return div(a, Scaled(torch.zeros(()).double().expand(a.output.shape)), input)
 
 
 @rule(MULTIPLIES, "addcmul")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from equinorm.rules.contract import contract
@@ -93,7 +94,7 @@ def _convolve(a: Analysis, input: Value, weight: Value, labels: str, bias: Value
     ids = a.ids_of(input)
     positions = [d for d in range(ids.dim()) if d != ids.dim() - spatial - 1]
     channels = a.uniform(ids, positions, "a convolution acts on all positions alike").flatten()
-    by_group = Scaled(channels.unflatten(0, (groups, -1)))
+    by_group = Scaled(torch.unflatten(channels, 0, (groups, -1)))
     maps = contract(a, by_group, "gi", _by_group(a, weight, groups), labels + "xyz"[:spatial], "go")
     ids = maps.expand(groups, a.output.size(-spatial - 1) // groups).reshape([-1, *[1] * spatial])
     return _biased(a, ids, None if bias is None else _as_channels(a, bias, spatial))
@@ -102,8 +103,8 @@ def _convolve(a: Analysis, input: Value, weight: Value, labels: str, bias: Value
 def _by_group(a: Analysis, weight: Value, groups: int) -> Value:
     """The weight with its leading dimension split into (groups, channels of a group)."""
     if isinstance(weight, Weight):
-        return weight.viewed(weight.template().unflatten(0, (groups, -1)))
-    return Scaled(a.ids_of(weight).unflatten(0, (groups, -1)))
+        return weight.viewed(torch.unflatten(weight.template(), 0, (groups, -1)))
+    return Scaled(torch.unflatten(a.ids_of(weight), 0, (groups, -1)))
 
 
 def _as_channels(a: Analysis, bias: Value, spatial: int) -> Value:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equinorm.rules.registry import pinned_output, rule
+from equinorm.rules.registry import pin_unknown, pinned_output, rule
 from equinorm.scale_ids import WILD
 from equinorm.values import Known, Scaled, Value, Weight, compact, shrink
 
@@ -30,7 +30,7 @@ COPIES = (
     "_upsample_nearest_exact2d _upsample_nearest_exact3d reflection_pad1d reflection_pad2d reflection_pad3d "
     "replication_pad1d replication_pad2d replication_pad3d space_to_depth block_diag meshgrid"
 ).split()
-SAME = "clone contiguous detach alias lift_fresh lift_fresh_copy lift  positive".split()
+SAME = "clone contiguous detach alias lift_fresh lift_fresh_copy lift positive".split()
 
 
 @rule(FAMILY, *VIEWS, *COPIES)
@@ -57,7 +57,9 @@ def reshape(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run_on_ids(a: Analysis, args: Any, kwargs: Any) -> Any:
-    ids = pytree.tree_map(lambda v: a.ids_of(v) if isinstance(v, (Known, Weight, Scaled)) else v, (args, kwargs))
+    ids = pytree.tree_map(
+        lambda v: a.ids_of(v) if isinstance(v, (Known, Weight, Scaled)) else v, (args, kwargs)
+    )
     result = a.apply(*ids[0], **ids[1])
     return pytree.tree_map(lambda v: Scaled(shrink(v)), result)
 
@@ -121,6 +123,22 @@ def im2col(a: Analysis, input: Value, kernel_size: Any, dilation: Any, padding: 
     vertical, horizontal = padding
     ids = torch.constant_pad_nd(a.ids_of(input), [horizontal, horizontal, vertical, vertical], WILD)
     return Scaled(shrink(torch.ops.aten.im2col(ids, kernel_size, dilation, [0, 0], stride)))
+
+
+@rule(FAMILY, "col2im")
+def col2im(a: Analysis, input: Value, output_size: Any, kernel_size: Sequence[int], *args: Any) -> Value:
+    """Overlapping windows are summed: one scale per channel over all of them."""
+    ids = torch.unflatten(a.ids_of(input), -2, (-1, kernel_size[0] * kernel_size[1]))
+    common = a.uniform(ids, [-2, -1], "overlapping windows are summed")
+    return Scaled(common.expand(a.output.shape))
+
+
+@rule(FAMILY, "repeat_interleave")
+def repeat_interleave(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
+    if not args or not isinstance(args[0], int):
+        assert a._node is not None
+        return pin_unknown(a, a._node, (input, *args), kwargs)
+    return _run_on_ids(a, (input, *args), {k: v for k, v in kwargs.items() if k != "output_size"})
 
 
 @rule(FAMILY, "tril", "triu")
@@ -202,7 +220,7 @@ def _places(index: Any) -> Any:
 def put(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     """Entries written at known places keep their ids; at unknown places all must share one."""
     tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, (Scaled, Known, Weight))]
-    values = [v for v in tensors if isinstance(v, Weight) or isinstance(v, Scaled) and a.is_free(v.ids)]
+    values = [v for v in tensors if isinstance(v, Weight) or (isinstance(v, Scaled) and a.is_free(v.ids))]
     source: Tensor = a.ids_of(input)
     everything = list(range(source.dim()))
     common = a.uniform(source, everything, "entries are written at computed places")

@@ -35,10 +35,12 @@ def reduce(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     return result if isinstance(a.output, Tensor) else (result, *pinned_output(a)[1:])
 
 
-def _reduced_dims(a: Analysis, rank: int, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[int], Any]:
+def _reduced_dims(
+    a: Analysis, rank: int, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[int], Any]:
     """The reduced dimensions by the operator's schema, or the other operand of a binary max or min."""
     assert a.schema is not None
-    named = dict(zip([argument.name for argument in a.schema.arguments][1:], args)) | kwargs
+    named = dict(zip([argument.name for argument in a.schema.arguments][1:], args, strict=False)) | kwargs
     if "other" in named:
         return [], named["other"]
     dims = named.get("dim")
@@ -57,7 +59,7 @@ def _without(ids: Tensor, dims: Sequence[int]) -> Tensor:
 def along(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     """Running sums and orderings along one dimension keep its (single) scale."""
     assert a.schema is not None
-    named = dict(zip([argument.name for argument in a.schema.arguments][1:], args)) | kwargs
+    named = dict(zip([argument.name for argument in a.schema.arguments][1:], args, strict=False)) | kwargs
     dim = named.get("dim", 0 if a.operator == "msort" else -1)
     common = a.uniform(a.ids_of(input), [dim], f"{a.operator} runs over them")
     if isinstance(a.output, Tensor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -65,7 +65,9 @@ def evaluate(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if not isinstance(target, torch._ops.OpOverload) or any(isinstance(v, (Scaled, Weight)) for v in leaves):
         return None
     outputs = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    if torch.Tag.nondeterministic_seeded in target.tags or operator_name(node).startswith(("empty", "new_empty")):
+    if torch.Tag.nondeterministic_seeded in target.tags or operator_name(node).startswith(
+        ("empty", "new_empty")
+    ):
         return None
     if not outputs or sum(v.numel() for v in outputs) > EVALUATED_LIMIT:
         return None
@@ -89,6 +91,6 @@ def pinned_output(analysis: Analysis) -> Any:
     )
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether an argument is a plain number rather than a tensor of the graph."""
     return isinstance(value, (int, float, bool, complex))

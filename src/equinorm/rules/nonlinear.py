@@ -1,0 +1,43 @@
+"""Operators that are known not to be positively homogeneous: they pin, and say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils import _pytree as pytree
+
+from equinorm.rules.registry import pinned_output, rule
+
+if TYPE_CHECKING:
+    from equinorm.analysis import Analysis
+
+FAMILY = "not positively homogeneous: what enters is pinned"
+
+ACTIVATIONS = (
+    "sigmoid hard_sigmoid hardsigmoid log_sigmoid silu hardswish gelu mish elu celu selu softplus tanh hardshrink "
+    "softshrink softmax _softmax log_softmax _log_softmax softmin alpha_dropout feature_alpha_dropout"
+).split()
+FUNCTIONS = (
+    "exp exp2 expm1 log log2 log10 log1p logsumexp sqrt rsqrt pow square erf erfc sin cos tan asin acos atan atan2 "
+    "sinh cosh floor ceil round trunc frac fmod remainder floor_divide var var_mean std_mean cumprod prod"
+).split()
+RECURRENT = "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split()
+
+
+@rule(FAMILY, *ACTIVATIONS, *FUNCTIONS)
+def nonlinear(a: Analysis, *args: Any, **kwargs: Any) -> Any:
+    return _pin_all(a, args, kwargs, f"{a.operator} is not positively homogeneous")
+
+
+@rule(FAMILY, *RECURRENT)
+def recurrent(a: Analysis, *args: Any, **kwargs: Any) -> Any:
+    """Fused cells; a recurrence that is written out in the model is analysed step by step."""
+    return _pin_all(
+        a, args, kwargs, f"{a.operator} is one fused operator, whose inner scales are not analysed"
+    )
+
+
+def _pin_all(a: Analysis, args: Any, kwargs: Any, reason: str) -> Any:
+    for value in pytree.tree_leaves((args, kwargs)):
+        a.pin(value, reason)
+    return pinned_output(a)
