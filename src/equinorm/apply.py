@@ -75,7 +75,7 @@ def _multiplier(layout: Layout, solution: Solution, done: list[Undo]) -> Visit |
         row, col = rows.flatten()[lines], cols[lines // layout.rows.shape[1]]
         product = piece.to("cpu", torch.float64, copy=True)
         for factor in factors(sign * row.unsqueeze(1), sign * (cols if cols.shape[0] == 1 else col)):
-            product.mul_(factor.view(*lead, *shape))
+            product.mul_(factor.view((*lead, *shape)))
         piece.copy_(product)
 
     def visit(piece: Tensor, first: int) -> None:

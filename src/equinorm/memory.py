@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from equinorm.trace import Trace
 
@@ -22,11 +23,13 @@ def mutated_argument(node: fx.Node) -> fx.Node | None:
 
 
 def storage_key(node: fx.Node) -> int | None:
-    """Equal for nodes whose tensors share memory."""
-    value = node.meta.get("val")
-    if isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+    """Equal for nodes whose tensors share memory, None where there is no one tensor to speak of.
+
+    Of several outputs, those of ``split`` are views of one memory; those of ``topk`` each have their own.
+    """
+    tensors = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    keys = {tensor.untyped_storage()._cdata for tensor in tensors}
+    return keys.pop() if len(keys) == 1 else None
 
 
 class Memory:
@@ -97,4 +100,6 @@ class Memory:
 
 def _same_view(a: fx.Node, b: fx.Node) -> bool:
     x, y = a.meta["val"], b.meta["val"]
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return False  # several views at once
     return bool(x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset())
