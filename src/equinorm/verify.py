@@ -9,18 +9,23 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from equinorm.errors import ArgumentError, EquinormError
 from equinorm.interrupts import interrupts_deferred
 from equinorm.trace import ExampleInputs, call_arguments, training_flags_kept
 
+Run: TypeAlias = tuple[bool, Any]  # whether in training mode, and on which (positional, keyword) inputs
+
+RUN_ERRORS = (ValueError, RuntimeError, TypeError, LookupError, AttributeError, AssertionError)
 SEED = 20190501
-SLACK = 64  # roundings that a change within floating-point error may amount to, before it is measured
+SLACK = 16  # roundings that a change within floating-point error may amount to, before it is measured
 AMPLIFICATION = 100  # and how many times the change under a one-ulp perturbation is still rounding
+NEVER_ROUNDING = 0.3  # a change that is none in any precision
 
 
 class Probe:
@@ -31,40 +36,61 @@ class Probe:
         example = call_arguments(example_inputs)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            self._inputs = [example, pytree.tree_map(_random_like, example)]
-        self._before = self._outputs()
+            noise = pytree.tree_map(_random_like, example)
+        self._runs: list[Run] = []
+        self._before: list[Tensor] = []
+        for run in ((False, example), (False, noise), (True, example), (True, noise)):
+            try:
+                self._before += self._run(run)
+                self._runs.append(run)
+            except RUN_ERRORS as error:
+                if not self._runs:
+                    raise ArgumentError(_does_not_run(error)) from error
+                # Noise need not be an input that the model takes, and batch norm cannot train on one value.
 
     def change(self) -> float:
         """The largest change of an output tensor since then, relative to its largest entry."""
         return _largest_change(self._before, self._outputs())
 
-    def rounding(self, parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> float:
-        """How much rounding may change the outputs, from what a one-ulp perturbation of the weights does.
+    def roundings(self) -> float:
+        """A change of the outputs that floating-point error may make in any model."""
+        tensors = [*self._model.parameters(), *self._before]
+        return SLACK * max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
+
+    def amplified(self, parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> float:
+        """What it may make in this model, measured: from what a one-ulp perturbation of the weights does.
 
         The originals, a copy of the weights before, trade places with the parameters meanwhile.
         """
-        tensors = [*parameters.values(), *self._before]
-        eps = max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
-        with _swapped(parameters, originals), _one_ulp_off(parameters.values()):
-            perturbed = _largest_change(self._before, self._outputs())
-        return max(SLACK * eps, AMPLIFICATION * perturbed)
+        with _swapped(parameters, originals):
+            again = _largest_change(self._before, self._outputs())
+            if again > self.roundings():
+                raise EquinormError(
+                    f"model: its outputs differ by {again:.1e} (relative) from call to call with the same "
+                    "weights, so they cannot be verified, and the weights are restored. If it keeps state "
+                    "between calls or draws its own random numbers, pass verify=False"
+                )
+            with _one_ulp_off(parameters.values()):
+                perturbed = _largest_change(self._before, self._outputs())
+        return min(AMPLIFICATION * perturbed, NEVER_ROUNDING)
 
-    def _outputs(self) -> list[Any]:
-        found = []
+    def _outputs(self) -> list[Tensor]:
+        return [output for run in self._runs for output in self._run(run)]
+
+    def _run(self, run: Run) -> list[Tensor]:
+        training, inputs = run
+        args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, inputs)
         with _observed(self._model), torch.no_grad():
-            for training in (False, True):
-                self._model.train(training)
-                for args, kwargs in self._inputs:
-                    torch.manual_seed(SEED)
-                    random.seed(SEED)
-                    try:
-                        output = self._model(*args, **kwargs)
-                    except (ValueError, RuntimeError):
-                        if not training:  # batch norm cannot train on one value per channel
-                            raise
-                        continue
-                    found += [t.detach().clone() for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
-        return found
+            self._model.train(training)
+            torch.manual_seed(SEED)
+            random.seed(SEED)
+            output = self._model(*args, **kwargs)
+        return [t.detach().clone() for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+
+
+def _does_not_run(error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"example_inputs: the model does not run on them in evaluation mode: {reason}"
 
 
 @contextmanager
