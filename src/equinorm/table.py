@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from equinorm.symmetry import Group, Symmetries
 
 ROWS = 40
+WIDTH = 44
 
 
 def describe(symmetries: Symmetries) -> str:
@@ -31,9 +32,19 @@ def describe(symmetries: Symmetries) -> str:
 
 
 def places(group: Group, sign: int) -> str:
-    """Where a group's scales multiply (+1) or divide (-1): ``layer.weight[0]``."""
-    found = [f"{member.parameter}[{member.dim}]" for member in group.members if member.sign == sign]
-    return ", ".join(found[:4]) + (f" … {len(found) - 4} more" if len(found) > 4 else "")
+    """Where a group's scales multiply (+1) or divide (-1), as many as fit: ``layer.weight,bias[0] + 2 more``."""
+    layers: dict[tuple[str, int], list[str]] = {}
+    for member in group.members:
+        if member.sign == sign:
+            layer, dot, name = member.parameter.rpartition(".")
+            layers.setdefault((layer + dot, member.dim), []).append(name)
+    found = [f"{layer}{','.join(names)}[{dim}]" for (layer, dim), names in layers.items()]
+    shown = 1
+    while shown < len(found) and len(", ".join(found[: shown + 1])) <= WIDTH:
+        shown += 1
+    text = ", ".join(found[:shown])
+    text = text if len(text) <= WIDTH else "…" + text[-WIDTH + 1 :]
+    return text + (f" + {len(found) - shown} more" if len(found) > shown else "")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
