@@ -370,7 +370,7 @@ def test_the_report_reads_well() -> None:
     ]  # fmt: skip
     assert "p = 2, 6 free scales" in text
     assert "converged" in text and "→" in text and "(-" in text
-    assert "0.weight[0], 0.bias[0]" in text and "2.weight[1]" in text
+    assert "0.weight,bias[0]" in text and "2.weight[1]" in text
     assert max(map(len, lines)) <= 110
 
 
