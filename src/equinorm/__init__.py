@@ -5,7 +5,7 @@ from equinorm.errors import ArgumentError, EquinormError
 from equinorm.find import symmetries
 from equinorm.report import Report
 from equinorm.symmetry import Group, Member, Pin, Symmetries
-from equinorm.training import ENorm, register_state
+from equinorm.training import ENorm, ImplicitENorm, register_state
 
 __version__ = "0.1.0"
 
@@ -14,6 +14,7 @@ __all__ = [
     "ENorm",
     "EquinormError",
     "Group",
+    "ImplicitENorm",
     "Member",
     "Pin",
     "Report",

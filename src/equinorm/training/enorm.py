@@ -24,6 +24,8 @@ from equinorm.training.plan import LOG2, Plan, Stepping, shapes_of
 from equinorm.training.shards import held_of, is_sharded, local, locals_of, reducer
 from equinorm.weighting import log_weights
 
+PLAN_POWERS = (0.25, 4.0)  # beyond, sums of powers leave float32; the core works on their logarithms
+
 
 class ENorm:
     """A companion to optimizers: call ``step()`` after theirs, or ``attach()`` once.
@@ -86,7 +88,10 @@ class ENorm:
         self._refuse_half_precision(scales)
         limit = math.log(max_scale)
         stepping = Stepping(
-            p, cycles, LOG2 * (limit // LOG2) if scales == "pow2" else limit, scales == "pow2"
+            p,
+            cycles,
+            LOG2 * math.floor(math.log2(max_scale)) if scales == "pow2" else limit,
+            scales == "pow2",
         )
         weights = log_weights(c, p, self.symmetries)
         self._engine = self._chosen_engine(stepping, weights, solver, compile)
@@ -201,14 +206,15 @@ class ENorm:
         self, stepping: Stepping, weights: Mapping[str, float], solver: str, compiled: bool
     ) -> Plan | Plain:
         sharded = [name for name, p in self._parameters.items() if is_sharded(p)]
-        shapes = shapes_of(self.symmetries) if solver == "cycle" and math.isfinite(stepping.p) else None
+        planned = solver == "cycle" and PLAN_POWERS[0] <= stepping.p <= PLAN_POWERS[1]
+        shapes = shapes_of(self.symmetries) if planned else None
         contiguous = all(local(self._parameters[name]).is_contiguous() for name in self._used)
         if shapes is None or not contiguous:
             if sharded or compiled:
                 what = "sharded parameters" if sharded else "compile=True"
                 raise ArgumentError(
-                    f'{what}: only with solver="cycle", a finite p, contiguous weights and no weight that maps a group '
-                    "of scales to itself"
+                    f'{what}: only with solver="cycle", p from {PLAN_POWERS[0]} to {PLAN_POWERS[1]}, contiguous '
+                    "weights and no weight that maps a group of scales to itself"
                 )
             return Plain(self.symmetries, weights, stepping, solver)
         wide = any(p.dtype == torch.float64 for p in self._parameters.values())
@@ -222,6 +228,7 @@ class ENorm:
             next(iter(self._parameters.values())).device,
             compiled,
             reducer(self._parameters.items()),
+            sharded,
         )
 
 

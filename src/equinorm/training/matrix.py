@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equinorm.errors import ArgumentError, EquinormError
 from equinorm.symmetry import Scaling
 
-CHUNK = (
-    1 << 17
-)  # entries that pass through the scratch buffer at a time: half a megabyte, within a core's cache
+CHUNK = 1 << 17  # entries that pass through the scratch buffer at a time: 512 KB stay in a core's cache
+SMALL = 1 << 12  # entries for which a compiled kernel's call costs more than its loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +30,6 @@ class Side:
 
     def logs(self, x: Tensor) -> Tensor:
         return x[self.ids] * self.sign
-
-    @property
-    def free(self) -> bool:
-        return bool(self.ids.any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +97,17 @@ def _side(scaling: Scaling, produced: bool, sizes: tuple[int, ...], along: int) 
     return Side(ids.abs().contiguous(), ids.sign().double() * (1 if produced else -1))
 
 
+class Entries:
+    """A tensor's held lines (lines, columns), and the same in chunks that fit the cache."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole = whole
+        self.is_small = whole.numel() < SMALL
+        step = max(1, CHUNK // max(whole.shape[1], 1))
+        stops = range(0, whole.shape[0], step)
+        self.chunks = [(slice(a, min(a + step, whole.shape[0])), whole[a : a + step]) for a in stops]
+
+
 @dataclass(frozen=True)
 class Held:
     """The part of a parameter's entries, in memory order, that this process holds."""
@@ -117,11 +124,18 @@ class Matrix:
         self.shape = shape
         self.weight = weight
         count = shape.batch * shape.lines
+        for edge in (held.first - shape.offset, held.last - shape.offset):
+            if edge % shape.columns and 0 < edge < count * shape.columns:
+                raise ArgumentError(
+                    f"parameter {shape.name}: its shards cut through entries that one scale moves together; shard it "
+                    "on another dimension, or keep it whole"
+                )
         self.first = min(max(math.ceil((held.first - shape.offset) / shape.columns), 0), count)
         self.last = min(max((held.last - shape.offset) // shape.columns, self.first), count)
         self._start = shape.offset + self.first * shape.columns - held.first
         batch_of_line = torch.arange(self.first, self.last, device=sums.device) // max(shape.lines, 1)
         self.batch_of_line = batch_of_line if shape.batch > 1 else None
+        self.is_free = bool(shape.line_side.ids.any() or shape.column_side.ids.any())
         self.all_line_sums = sums[:count]
         self.line_sums = sums[self.first : count][: self.last - self.first]
         self.column_sums = sums[count : count + shape.batch * shape.columns].view(shape.batch, shape.columns)
@@ -131,11 +145,16 @@ class Matrix:
         """How many sums a matrix needs."""
         return shape.batch * (shape.lines + shape.columns)
 
-    def entries(self, local: Tensor) -> Tensor:
-        """The held lines (lines, columns) of a tensor laid out like the parameter's local part."""
+    def entries(self, local: Tensor) -> Entries:
+        """The held lines of a tensor laid out like the parameter's local part."""
         count = self.last - self.first
+        if not local.is_contiguous():
+            raise EquinormError(
+                f"parameter {self.shape.name}, its optimizer state or a copy that follows it is not contiguous in "
+                "memory, as it was when ENorm was made. Make a new ENorm"
+            )
         flat = local.view(-1)[self._start : self._start + count * self.shape.columns]
-        return flat.view(count, self.shape.columns)
+        return Entries(flat.view(count, self.shape.columns))
 
     def held_lines(self, per_line: Tensor) -> Tensor:
         """The part for the held lines of a vector over all lines."""

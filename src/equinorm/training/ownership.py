@@ -51,15 +51,22 @@ class Ownership:
             for state, tensor in self.optimizers[owner].state.get(parameter, {}).items():
                 exponent = self._exponent(owner, state, tensor, parameter)
                 if exponent:
+                    if tensor.shape != parameter.shape:
+                        raise EquinormError(
+                            f"optimizer: its state {state!r} of parameter {name} has shape {tuple(tensor.shape)}, not "
+                            f"the parameter's {tuple(parameter.shape)}: it is not elementwise and cannot move"
+                        )
                     found.setdefault((state, exponent), {})[name] = tensor
         return [(tensors, exponent) for (_, exponent), tensors in found.items()]
 
     def _exponent(self, owner: int, state: str, tensor: object, parameter: Tensor) -> int:
-        if not isinstance(tensor, Tensor):
-            return 0
-        if state in self._exponents[owner]:
-            return self._exponents[owner][state]
-        if state == "step" or tensor.numel() == 1 != parameter.numel():
+        exponent = self._exponents[owner].get(state)
+        if isinstance(tensor, Tensor):
+            if exponent is not None:
+                return exponent
+            if state == "step" or tensor.numel() == 1 != parameter.numel():
+                return 0
+        elif exponent == 0 or tensor is None or isinstance(tensor, (bool, int, float, str)):
             return 0
         name = type(self.optimizers[owner]).__name__
         raise EquinormError(
@@ -78,20 +85,30 @@ class Layouts:
             for key, parameter in module._parameters.items()
             if parameter is not None
         ]
-        self._looks = [(p.shape, p.dtype, p.requires_grad) for _, _, p, _ in self._places]
+        self._looks = [_look(parameter) for _, _, parameter, _ in self._places]
+        self._children = [
+            (prefix, module, dict(module._modules), len(module._parameters))
+            for prefix, module in model.named_modules()
+        ]
 
     def check(self) -> None:
-        """Raise if a layer was replaced, reshaped, cast, frozen or thawed since."""
+        """Raise if a layer was replaced, reshaped, cast, moved, frozen or thawed since."""
+        for prefix, module, children, parameters in self._children:
+            if module._modules != children or len(module._parameters) != parameters:
+                raise EquinormError(
+                    f"the model has changed since ENorm was made: a layer or parameter of "
+                    f"{prefix or 'the model itself'} was replaced, added or removed. Make a new ENorm"
+                )
         for (module, key, parameter, name), look in zip(self._places, self._looks, strict=True):
-            present = module._parameters.get(key)
-            if (
-                present is not parameter
-                or (parameter.shape, parameter.dtype, parameter.requires_grad) != look
-            ):
+            if module._parameters.get(key) is not parameter or _look(parameter) != look:
                 raise EquinormError(
                     f"the model has changed since ENorm was made: parameter {name} was replaced, reshaped, cast, "
-                    "frozen or thawed. Make a new ENorm"
+                    "moved, frozen or thawed. Make a new ENorm"
                 )
+
+
+def _look(parameter: Tensor) -> tuple[object, ...]:
+    return parameter.shape, parameter.dtype, parameter.device, parameter.requires_grad
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

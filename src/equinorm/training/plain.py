@@ -16,6 +16,7 @@ from equinorm.objective import Objective
 from equinorm.solve import Solution, solve
 from equinorm.solve.attained import attained
 from equinorm.solve.bounds import bounds
+from equinorm.solve.powers import exponents_by_cycles
 from equinorm.solve.problem import Problem
 from equinorm.symmetry import Symmetries
 from equinorm.training.plan import LOG2, Stepping
@@ -41,9 +42,9 @@ class Plain:
             objective = self._objective(tensors)
         except ArgumentError:
             return None
-        found: Solution = solve(objective, self._solver, self._stepping.cycles, lower=-limit, upper=limit)
         if self._stepping.powers_of_two:
-            return (found.log_scales / LOG2).round() * LOG2
+            return LOG2 * exponents_by_cycles(objective, self._stepping.cycles, limit / LOG2).double()
+        found: Solution = solve(objective, self._solver, self._stepping.cycles, lower=-limit, upper=limit)
         return found.log_scales
 
     def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:

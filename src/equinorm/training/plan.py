@@ -9,7 +9,7 @@ known beforehand, so a cycle is a fixed list of passes and updates. Nothing is w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equinorm.symmetry import Symmetries
 from equinorm.training.kernels import CompiledKernels, Kernels
-from equinorm.training.matrix import Held, Matrix, Shape, shape_of
+from equinorm.training.matrix import Entries, Held, Matrix, Shape, shape_of
 
 LOG2 = math.log(2.0)
 
@@ -91,6 +91,7 @@ class Plan:
         device: torch.device,
         compiled: bool = False,
         reduce: Reduce | None = None,
+        sharded: Collection[str] = (),
     ) -> None:
         counted = [shape for shape in shapes if shape.counted]
         self.additive = [
@@ -104,20 +105,25 @@ class Plan:
             self.matrices.append(Matrix(shape, held[shape.name], room, weight))
             start += Matrix.room(shape)
         self._symmetries, self._stepping, self._reduce = symmetries, stepping, reduce
+        self._sharded = [matrix.shape.name in sharded for matrix in self.matrices]
         self._kernels = (CompiledKernels if compiled else Kernels)(stepping.p, dtype, device)
         self._parts = [self._parts_of(g) for g in range(len(symmetries.groups))]
         self._visits = self._schedule(stepping.cycles)
+        self._views = _Views()
+        self._ones = torch.ones(max([m.all_line_sums.numel() for m in self.matrices], default=0), dtype=dtype)
+        self._ones = self._ones.to(device)
         self._sides = _Factors([*self.matrices, *self.additive], dtype, device)
 
     def scales(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """The log-scales of one step from the weights, or None if some weight is not finite."""
-        entries = [matrix.entries(tensors[matrix.shape.name]) for matrix in self.matrices]
+        entries = [self._views.of(matrix, tensors) for matrix in self.matrices]
         x = torch.zeros(self._symmetries.num_free + 1, dtype=torch.float64, device=self._sums.device)
         for visit in self._visits:
             self._run_passes(visit.passes, entries, x)
             self._update(visit, x)
-        additive = [matrix.entries(tensors[matrix.shape.name]) for matrix in self.additive]
-        checks = [self._sums.abs().sum(), *torch._foreach_norm([part for part in additive if part.numel()])]
+        additive = [self._views.of(matrix, tensors).whole for matrix in self.additive]
+        present = [part for part in additive if part.numel()]
+        checks = [self._sums.abs().sum(), *(torch._foreach_norm(present) if present else [])]
         flag = (~torch.stack([check.double() for check in checks]).isfinite()).any().double().reshape(1)
         if self._reduce is not None:
             self._reduce(flag)
@@ -126,19 +132,20 @@ class Plan:
     def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:
         """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients."""
         factors = self._sides.at(x, {exponent for _, exponent in targets}, self._stepping.powers_of_two)
+        work = []  # complete before the first write, so that an error leaves everything as it was
         for number, matrix in enumerate([*self.matrices, *(self.additive if biases else [])]):
-            name = matrix.shape.name
+            if not matrix.is_free:
+                continue
+            lines = {e: matrix.held_lines(factors[e][number][0]) for e in factors}
             found = [
-                (
-                    matrix.entries(tensors[name]),
-                    matrix.held_lines(factors[e][number][0]),
-                    factors[e][number][1],
-                )
-                for tensors, e in targets
-                if name in tensors
+                (self._views.of(matrix, tensors, slot), lines[e], factors[e][number][1])
+                for slot, (tensors, e) in enumerate(targets)
+                if matrix.shape.name in tensors
             ]
-            if found and (matrix.shape.line_side.free or matrix.shape.column_side.free):
-                self._kernels.scale(matrix, found)
+            if found:
+                work.append((matrix, found))
+        for matrix, found in work:
+            self._kernels.scale(matrix, found)
 
     def norm(self, tensors: Mapping[str, Tensor]) -> float:
         """sum of c_k ||W_k||_p^p of the weights as they are."""
@@ -157,19 +164,19 @@ class Plan:
         return worst
 
     def _all_sums(self, tensors: Mapping[str, Tensor]) -> None:
-        entries = [matrix.entries(tensors[matrix.shape.name]) for matrix in self.matrices]
+        entries = [self._views.of(matrix, tensors) for matrix in self.matrices]
         x = torch.zeros(self._symmetries.num_free + 1, dtype=torch.float64, device=self._sums.device)
         both = [(number, over, True) for number in range(len(self.matrices)) for over in (False, True)]
         self._run_passes(tuple(both), entries, x)
 
     def _run_passes(
-        self, passes: tuple[tuple[int, bool, bool], ...], entries: list[Tensor], x: Tensor
+        self, passes: tuple[tuple[int, bool, bool], ...], entries: list[Entries], x: Tensor
     ) -> None:
         p = self._stepping.p
         for number, over_columns, unscaled in passes:
             matrix = self.matrices[number]
             if over_columns:
-                lines = None
+                lines = matrix.held_lines(self._ones[: matrix.all_line_sums.numel()])
                 if not unscaled:
                     logs = matrix.shape.line_side.logs(x).flatten()
                     lines = matrix.held_lines((p * logs).exp().to(self._sums.dtype))
@@ -178,9 +185,9 @@ class Plan:
                 matrix.all_line_sums.zero_()
                 columns = (p * matrix.shape.column_side.logs(x)).exp().to(self._sums.dtype)
                 self._kernels.line_sums(matrix, entries[number], columns)
-        if self._reduce is not None and passes:
+        if self._reduce is not None and any(self._sharded[number] for number, _, _ in passes):
             found = [self.matrices[n].column_sums.view(-1) if over else self.matrices[n].all_line_sums
-                     for n, over, _ in passes]  # fmt: skip
+                     for n, over, _ in passes if self._sharded[n]]  # fmt: skip
             together = torch.cat(found)
             self._reduce(together)
             for own, summed in zip(found, torch.split(together, [own.numel() for own in found]), strict=True):
@@ -239,6 +246,25 @@ class Plan:
                     valid.discard((number, not over))
                 visits.append(_Visit(group, tuple(passes), parts))
         return tuple(visits)
+
+
+class _Views:
+    """The chunks of every tensor, cut once and again only when its memory has moved.
+
+    A slot tells the tensors of one parameter apart: the weight itself, and each that moves with it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[int, Entries]] = {}
+
+    def of(self, matrix: Matrix, tensors: Mapping[str, Tensor], slot: int = 0) -> Entries:
+        tensor = tensors[matrix.shape.name]
+        known = self._known.get((id(matrix), slot))
+        if known is not None and known[0] == tensor.data_ptr():
+            return known[1]
+        entries = matrix.entries(tensor)
+        self._known[id(matrix), slot] = tensor.data_ptr(), entries
+        return entries
 
 
 class _Factors:
