@@ -61,6 +61,17 @@ def round_to_powers(
     )
 
 
+def exponents_by_cycles(objective: Objective, cycles: int, limit: Tensor) -> Tensor:
+    """The exponents after some cycles of Algorithm 1 in integers from 0, each of size at most ``limit``."""
+    found = attained(objective)
+    problem = Problem(found.objective, found.live, -limit, limit)
+    k = torch.zeros(limit.shape, dtype=torch.int64)
+    for _ in range(cycles):
+        for number in range(len(objective.groups)):
+            _set(k, problem, number, _best(problem, number, k, (-limit, limit)))
+    return k
+
+
 def _by_group(objective: Objective, found: list[Room]) -> list[list[Room]]:
     """The rooms that meet each group."""
     ids = [torch.cat([room.rows.flatten(), room.cols.flatten()]).abs() for room in found]
