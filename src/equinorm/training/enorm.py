@@ -18,9 +18,10 @@ from equinorm.restrict import holding
 from equinorm.solve import METHODS
 from equinorm.symmetry import Symmetries
 from equinorm.trace import ExampleInputs
+from equinorm.training.cycle import LOG2, Stepping
 from equinorm.training.ownership import Layouts, Ownership, unwrapped
 from equinorm.training.plain import Plain
-from equinorm.training.plan import LOG2, Plan, Stepping, shapes_of
+from equinorm.training.plan import Plan, shapes_of
 from equinorm.training.shards import held_of, is_sharded, local, locals_of, reducer
 from equinorm.weighting import log_weights
 
@@ -216,7 +217,10 @@ class ENorm:
                     f'{what}: only with solver="cycle", p from {PLAN_POWERS[0]} to {PLAN_POWERS[1]}, contiguous '
                     "weights and no weight that maps a group of scales to itself"
                 )
-            return Plain(self.symmetries, weights, stepping, solver)
+            engine = Plain(self.symmetries, weights, stepping, solver)
+            if solver == "cycle-parallel":
+                engine.scales(locals_of(self._parameters))  # refuses a network without its blocks now, not mid-training
+            return engine
         wide = any(p.dtype == torch.float64 for p in self._parameters.values())
         return Plan(
             self.symmetries,

@@ -23,10 +23,10 @@ from equinorm.interrupts import interrupts_deferred
 from equinorm.report import Scales
 from equinorm.symmetry import Symmetries
 from equinorm.trace import ExampleInputs
+from equinorm.training.cycle import Stepping
 from equinorm.training.matrix import CHUNK, Shape, shape_of
 from equinorm.training.ownership import unwrapped
 from equinorm.training.plain import Plain
-from equinorm.training.plan import Stepping
 from equinorm.weighting import log_weights
 
 

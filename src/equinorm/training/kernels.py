@@ -1,57 +1,57 @@
-"""The passes over a weight: sums of powers over its lines and columns, and scaling it with its optimizer state.
+"""The passes over a weight: sums of powers over its lines and columns, and scaling it.
 
-:class:`Kernels` is the reference, in plain torch operators, chunk by chunk through a buffer that fits a core's cache:
-every entry comes from memory once per pass. :class:`CompiledKernels` are the same passes fused by ``torch.compile``.
+:class:`Chunked` is the reference, in plain torch operators, chunk by chunk through a buffer that fits a core's cache:
+every entry comes from memory once per pass. :class:`Fused` says the same in one expression per pass, for
+``torch.compile`` to fuse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from equinorm.training.matrix import Entries, Matrix
 
-WIDTH = 16
-
-Scaled = tuple[Entries, Tensor, Tensor]  # entries, factor per held line, factor per column by batch
+WIDTH = 16  # partial sums that a fused reduction keeps in registers
 
 
-class Kernels:
+class Chunked:
     """Chunked passes in plain operators."""
 
     def __init__(self, p: float, dtype: torch.dtype, device: torch.device) -> None:
         self._p = p
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
-    def column_sums(self, matrix: Matrix, entries: Entries, lines: Tensor) -> None:
-        """Sum over lines of lines[l] * |w[l, c]|^p into the matrix's column sums (its batch's, if it has several)."""
-        out = matrix.column_sums.zero_()
+    def column_sums(self, matrix: Matrix, entries: Entries, lines: Tensor) -> Tensor:
+        """Sums over lines of lines[l] * |w[l, c]|^p, (batch, columns)."""
+        out = self._scratch.new_zeros(matrix.shape.batch, matrix.shape.columns)
         for part, powers in self._powers(entries):
             if matrix.batch_of_line is None:
                 out[0].addmv_(powers.t(), lines[part])
             else:
                 out.index_add_(0, matrix.batch_of_line[part], powers.mul_(lines[part].unsqueeze(1)))
+        return out
 
-    def line_sums(self, matrix: Matrix, entries: Entries, columns: Tensor) -> None:
-        """Sum over columns of columns[c] * |w[l, c]|^p into the matrix's sums of the held lines."""
+    def line_sums(self, matrix: Matrix, entries: Entries, columns: Tensor) -> Tensor:
+        """Sums over columns of columns[c] * |w[l, c]|^p, for the held lines."""
+        out = self._scratch.new_empty(entries.whole.shape[0])
         roots = columns.pow(1 / self._p)
         for part, piece in entries.chunks:
             chosen = roots if matrix.batch_of_line is None else roots[matrix.batch_of_line[part]]
             scaled = torch.mul(piece, chosen, out=self._room(piece))
-            torch.linalg.vector_norm(scaled, self._p, dim=1, out=matrix.line_sums[part])
-        matrix.line_sums.pow_(self._p)
+            torch.linalg.vector_norm(scaled, self._p, dim=1, out=out[part])
+        return out.pow_(self._p)
 
-    def scale(self, matrix: Matrix, targets: Sequence[Scaled]) -> None:
-        """Multiply each target by its factors, twice in place while the chunk is in cache."""
-        for entries, lines, columns in targets:
-            for part, piece in entries.chunks:
-                chosen = columns if matrix.batch_of_line is None else columns[matrix.batch_of_line[part]]
-                if piece.dtype == lines.dtype:
-                    piece.mul_(chosen).mul_(lines[part].unsqueeze(1))
-                else:  # narrow types are rounded once
-                    piece.mul_(torch.mul(lines[part].unsqueeze(1), chosen, out=self._room(piece)))
+    def scale(self, matrix: Matrix, entries: Entries, lines: Tensor, columns: Tensor) -> None:
+        """Multiply by a factor per held line and one per column, twice in place while the chunk is in cache."""
+        for part, piece in entries.chunks:
+            chosen = columns if matrix.batch_of_line is None else columns[matrix.batch_of_line[part]]
+            if piece.dtype == lines.dtype:
+                piece.mul_(chosen).mul_(lines[part].unsqueeze(1))
+            else:  # narrow types are rounded once
+                piece.mul_(torch.mul(lines[part].unsqueeze(1), chosen, out=self._room(piece)))
 
     def _powers(self, entries: Entries) -> Iterator[tuple[slice, Tensor]]:
         for part, piece in entries.chunks:
@@ -71,55 +71,43 @@ class Kernels:
         return self._scratch.as_strided(piece.shape, piece.stride())
 
 
-class CompiledKernels(Kernels):
-    """The same passes, each fused into one loop by ``torch.compile``."""
+class Fused:
+    """The same passes as expressions over the whole weight.
 
-    def __init__(self, p: float, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(p, dtype, device)
-        self._column, self._line = (torch.compile(f, dynamic=True) for f in _fused_sums(p, dtype))
-        self._scale = torch.compile(_fused_scale, dynamic=True)
+    Sums run in two stages, the first of fixed width, so that a compiler keeps several partial sums in registers.
+    """
 
-    def column_sums(self, matrix: Matrix, entries: Entries, lines: Tensor) -> None:
-        if matrix.batch_of_line is not None or entries.is_small:
-            super().column_sums(matrix, entries, lines)
-        else:
-            matrix.column_sums[0].copy_(self._column(entries.whole, lines))
+    def __init__(self, p: float, dtype: torch.dtype) -> None:
+        self._p, self._dtype = p, dtype
 
-    def line_sums(self, matrix: Matrix, entries: Entries, columns: Tensor) -> None:
-        if matrix.batch_of_line is not None or entries.is_small:
-            super().line_sums(matrix, entries, columns)
-        else:
-            matrix.line_sums.copy_(self._line(entries.whole, columns[0]))
+    def column_sums(self, matrix: Matrix, entries: Entries, lines: Tensor) -> Tensor:
+        """As :meth:`Chunked.column_sums`."""
+        weighted = self._powers(entries.whole) * lines.unsqueeze(1)
+        if matrix.batch_of_line is not None:
+            return weighted.view(matrix.shape.batch, -1, matrix.shape.columns).sum(1)
+        if weighted.shape[0] % WIDTH == 0:
+            weighted = weighted.view(-1, WIDTH, weighted.shape[1]).sum(1)
+        return weighted.sum(0, keepdim=True)
 
-    def scale(self, matrix: Matrix, targets: Sequence[Scaled]) -> None:
-        if matrix.batch_of_line is not None or targets[0][0].is_small:
-            super().scale(matrix, targets)
-            return
-        for entries, lines, columns in targets:
-            self._scale(entries.whole, lines, columns[0])
-
-
-def _fused_sums(p: float, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Sums in two stages, the first of fixed width: the compiler then keeps several partial sums in registers."""
-
-    def powers(entries: Tensor) -> Tensor:
-        wide = entries.to(dtype)
-        return wide * wide if p == 2.0 else wide.abs().pow(p)
-
-    def column_sums(entries: Tensor, lines: Tensor) -> Tensor:
-        weighted = powers(entries) * lines.unsqueeze(1)
-        if entries.shape[0] % WIDTH == 0:
-            return weighted.view(entries.shape[0] // WIDTH, WIDTH, -1).sum(1).sum(0)
-        return weighted.sum(0)
-
-    def line_sums(entries: Tensor, columns: Tensor) -> Tensor:
-        weighted = powers(entries) * columns
-        if entries.shape[1] % WIDTH == 0:
-            return weighted.view(-1, entries.shape[1] // WIDTH, WIDTH).sum(1).sum(1)
+    def line_sums(self, matrix: Matrix, entries: Entries, columns: Tensor) -> Tensor:
+        """As :meth:`Chunked.line_sums`."""
+        weighted = self._powers(entries.whole) * _by_line(matrix, columns)
+        if weighted.shape[1] % WIDTH == 0:
+            weighted = weighted.view(weighted.shape[0], -1, WIDTH).sum(1)
         return weighted.sum(1)
 
-    return column_sums, line_sums
+    def scale(self, matrix: Matrix, entries: Entries, lines: Tensor, columns: Tensor) -> None:
+        """As :meth:`Chunked.scale`."""
+        entries.whole.mul_(lines.unsqueeze(1) * _by_line(matrix, columns))
+
+    def _powers(self, whole: Tensor) -> Tensor:
+        wide = whole.to(self._dtype)
+        return wide * wide if self._p == 2.0 else wide.abs().pow(self._p)
 
 
-def _fused_scale(entries: Tensor, lines: Tensor, columns: Tensor) -> None:
-    entries.mul_(lines.unsqueeze(1) * columns)
+def _by_line(matrix: Matrix, columns: Tensor) -> Tensor:
+    """The columns' factors as they meet each line."""
+    return columns if matrix.batch_of_line is None else columns[matrix.batch_of_line]
+
+
+Kernels = Chunked | Fused

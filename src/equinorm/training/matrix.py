@@ -12,13 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from equinorm.errors import ArgumentError, EquinormError
 from equinorm.symmetry import Scaling
 
 CHUNK = 1 << 17  # entries that pass through the scratch buffer at a time: 512 KB stay in a core's cache
-SMALL = 1 << 12  # entries for which a compiled kernel's call costs more than its loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +29,9 @@ class Side:
 
     def logs(self, x: Tensor) -> Tensor:
         return x[self.ids] * self.sign
+
+    def to(self, device: torch.device) -> Side:
+        return Side(self.ids.to(device), self.sign.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,6 @@ class Entries:
 
     def __init__(self, whole: Tensor) -> None:
         self.whole = whole
-        self.is_small = whole.numel() < SMALL
         step = max(1, CHUNK // max(whole.shape[1], 1))
         stops = range(0, whole.shape[0], step)
         self.chunks = [(slice(a, min(a + step, whole.shape[0])), whole[a : a + step]) for a in stops]
@@ -117,45 +118,47 @@ class Held:
 
 
 class Matrix:
-    """A weight's matrices in a plan: the lines held here, and where the sums over lines and columns go."""
+    """A weight's matrices in a plan, and which of their lines are held here."""
 
-    def __init__(self, shape: Shape, held: Held, sums: Tensor, weight: float) -> None:
-        """``sums`` has room for a sum per line (over all processes) and per column; ``weight`` is c_W."""
-        self.shape = shape
-        self.weight = weight
-        count = shape.batch * shape.lines
-        for edge in (held.first - shape.offset, held.last - shape.offset):
-            if edge % shape.columns and 0 < edge < count * shape.columns:
-                raise ArgumentError(
-                    f"parameter {shape.name}: its shards cut through entries that one scale moves together; shard it "
-                    "on another dimension, or keep it whole"
-                )
-        self.first = min(max(math.ceil((held.first - shape.offset) / shape.columns), 0), count)
-        self.last = min(max((held.last - shape.offset) // shape.columns, self.first), count)
-        self._start = shape.offset + self.first * shape.columns - held.first
-        batch_of_line = torch.arange(self.first, self.last, device=sums.device) // max(shape.lines, 1)
+    def __init__(
+        self, shape: Shape, held: Held, weight: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """``weight`` is c_W; sums are formed in ``dtype``."""
+        self.shape, self.weight, self.device = shape, weight, device
+        self._count = shape.batch * shape.lines
+        self._first = min(max(math.ceil((held.first - shape.offset) / shape.columns), 0), self._count)
+        self._last = min(max((held.last - shape.offset) // shape.columns, self._first), self._count)
+        self._start = shape.offset + self._first * shape.columns - held.first
+        batch_of_line = torch.arange(self._first, self._last, device=device) // max(shape.lines, 1)
         self.batch_of_line = batch_of_line if shape.batch > 1 else None
         self.is_free = bool(shape.line_side.ids.any() or shape.column_side.ids.any())
-        self.all_line_sums = sums[:count]
-        self.line_sums = sums[self.first : count][: self.last - self.first]
-        self.column_sums = sums[count : count + shape.batch * shape.columns].view(shape.batch, shape.columns)
-
-    @staticmethod
-    def room(shape: Shape) -> int:
-        """How many sums a matrix needs."""
-        return shape.batch * (shape.lines + shape.columns)
+        columns_fixed = not shape.column_side.ids.any()
+        self.is_vector = shape.columns == 1 and columns_fixed  # such as a bias: only its lines are scaled
+        self._lines, self._columns = (side.to(device) for side in (shape.line_side, shape.column_side))
+        self._ones = torch.ones(self._count, dtype=dtype, device=device)
 
     def entries(self, local: Tensor) -> Entries:
         """The held lines of a tensor laid out like the parameter's local part."""
-        count = self.last - self.first
-        if not local.is_contiguous():
-            raise EquinormError(
-                f"parameter {self.shape.name}, its optimizer state or a copy that follows it is not contiguous in "
-                "memory, as it was when ENorm was made. Make a new ENorm"
-            )
+        count = self._last - self._first
         flat = local.view(-1)[self._start : self._start + count * self.shape.columns]
         return Entries(flat.view(count, self.shape.columns))
 
     def held_lines(self, per_line: Tensor) -> Tensor:
         """The part for the held lines of a vector over all lines."""
-        return per_line[self.first : self.last]
+        return per_line[self._first : self._last]
+
+    def among_all_lines(self, held: Tensor) -> Tensor:
+        """The held lines' values in a vector over all lines, zero elsewhere."""
+        if self._last - self._first == self._count:
+            return held
+        return F.pad(held, (self._first, self._count - self._last))
+
+    def line_weights(self, x: Tensor | None, p: float) -> Tensor:
+        """What a line's scale does to the p-th powers of its entries."""
+        if x is None:
+            return self._ones
+        return (p * self._lines.logs(x)).exp().flatten().to(self._ones.dtype)
+
+    def column_weights(self, x: Tensor, p: float) -> Tensor:
+        """The same for every column, by batch."""
+        return (p * self._columns.logs(x)).exp().to(self._ones.dtype)

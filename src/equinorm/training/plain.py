@@ -19,7 +19,7 @@ from equinorm.solve.bounds import bounds
 from equinorm.solve.powers import exponents_by_cycles
 from equinorm.solve.problem import Problem
 from equinorm.symmetry import Symmetries
-from equinorm.training.plan import LOG2, Stepping
+from equinorm.training.cycle import LOG2, Stepping
 
 
 class Plain:

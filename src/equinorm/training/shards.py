@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from equinorm.errors import ArgumentError
+from equinorm.training.cycle import Reduce
 from equinorm.training.matrix import Held
-from equinorm.training.plan import Reduce
 
 
 def local(tensor: Tensor) -> Tensor:

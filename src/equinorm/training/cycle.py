@@ -1,0 +1,205 @@
+"""A cycle of Algorithm 1 as a fixed list of passes and updates.
+
+Group by group it needs the sums of powers over the lines of the weights that produce the group and over the columns of
+those that consume it. Which of these are still valid when a group's turn comes is known beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equinorm.symmetry import Symmetries
+from equinorm.training.kernels import Kernels
+from equinorm.training.matrix import Entries, Matrix
+
+LOG2 = math.log(2.0)
+
+Reduce = Callable[[Tensor], None]  # sum a vector over the processes that hold shards
+Sums = dict[
+    tuple[int, bool], Tensor
+]  # by matrix, and whether over columns' entries: a sum per column, else per line
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How scales are found and how far they may go in one step."""
+
+    p: float
+    cycles: int
+    limit: float  # on |x|
+    powers_of_two: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Sums of one matrix that belong to one group: L where they grow with x, else R."""
+
+    matrix: int
+    over_columns: bool
+    left: bool
+    source: Tensor | slice  # positions in the matrix's sums
+    target: Tensor | None  # scales of the group; None: all of them in order, each met equally often
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """One group's turn: the passes that must run first, then the update from its parts."""
+
+    group: int
+    passes: tuple[tuple[int, bool, bool], ...]  # matrix, over columns?, is the other side still unscaled?
+    parts: tuple[Part, ...]
+
+
+class Cycle:
+    """Finds the scales of one step from the weights; writes nothing."""
+
+    def __init__(
+        self,
+        symmetries: Symmetries,
+        matrices: Sequence[Matrix],
+        kernels: Kernels,
+        stepping: Stepping,
+        reduce: Reduce | None,
+        sharded: Sequence[bool],
+    ) -> None:
+        self._groups, self._num_free = symmetries.groups, symmetries.num_free
+        self._matrices, self._kernels, self._stepping = matrices, kernels, stepping
+        self._reduce, self._sharded = reduce, sharded
+        self._parts = [_parts_of(group.start, group.size, matrices) for group in symmetries.groups]
+        self._visits = _schedule(self._parts, stepping.cycles)
+
+    def run(self, entries: Sequence[Entries]) -> tuple[Tensor, Tensor]:
+        """The log-scales, and a number that is finite if all sums are."""
+        x, sums = self._start(entries), Sums()
+        seen = []
+        for visit in self._visits:
+            found = self._passes(visit.passes, entries, x)
+            seen += [sum_.sum() for sum_ in found.values()]
+            sums.update(found)
+            group = self._groups[visit.group]
+            x[group.start : group.start + group.size] = self._step(group.size, visit.parts, sums)
+        return x, torch.stack(seen).sum() if seen else x.sum()
+
+    def norm(self, entries: Sequence[Entries]) -> float:
+        """sum of c_k ||W_k||_p^p."""
+        sums = self._all_sums(entries)
+        return float(
+            sum(m.weight * float(sums[n, False].double().sum()) for n, m in enumerate(self._matrices))
+        )
+
+    def residual(self, entries: Sequence[Entries]) -> float:
+        """max |R - L| / (R + L) over the scales with weights on both sides."""
+        sums, worst = self._all_sums(entries), 0.0
+        for group, parts in zip(self._groups, self._parts, strict=True):
+            left, right = self._both_sides(group.size, parts, sums)
+            live = (left > 0) & (right > 0)
+            if live.any():
+                worst = max(worst, float(((right - left).abs() / (right + left))[live].max()))
+        return worst
+
+    def _start(self, entries: Sequence[Entries]) -> Tensor:
+        return torch.zeros(self._num_free + 1, dtype=torch.float64, device=entries[0].whole.device)
+
+    def _all_sums(self, entries: Sequence[Entries]) -> Sums:
+        both = [(number, over, True) for number in range(len(self._matrices)) for over in (False, True)]
+        return self._passes(both, entries, self._start(entries))
+
+    def _passes(
+        self, passes: Sequence[tuple[int, bool, bool]], entries: Sequence[Entries], x: Tensor
+    ) -> Sums:
+        found: Sums = {}
+        for number, over_columns, unscaled in passes:
+            matrix = self._matrices[number]
+            if over_columns:
+                lines = matrix.held_lines(matrix.line_weights(None if unscaled else x, self._stepping.p))
+                found[number, True] = self._kernels.column_sums(matrix, entries[number], lines).flatten()
+            else:
+                columns = matrix.column_weights(x, self._stepping.p)
+                held = self._kernels.line_sums(matrix, entries[number], columns)
+                found[number, False] = matrix.among_all_lines(held)
+        if self._reduce is not None:
+            _reduce_together([found[n, over] for n, over in found if self._sharded[n]], self._reduce)
+        return found
+
+    def _step(self, size: int, parts: tuple[Part, ...], sums: Sums) -> Tensor:
+        """Equation 4 of the paper, d = sqrt(R / L) with p-norms; x = 0 where a side is empty (a dead channel)."""
+        left, right = self._both_sides(size, parts, sums)
+        step = (right.log() - left.log()) / (2 * self._stepping.p)
+        if self._stepping.powers_of_two:
+            step = (step / LOG2).round() * LOG2
+        limit = self._stepping.limit
+        return step.nan_to_num(0.0, 0.0, 0.0).clamp(-limit, limit)
+
+    def _both_sides(self, size: int, parts: tuple[Part, ...], sums: Sums) -> tuple[Tensor, Tensor]:
+        """L and R of Algorithm 1, with the group's own scales at one."""
+        sides: list[Tensor | None] = [None, None]
+        for part in parts:
+            own = (
+                sums[part.matrix, part.over_columns][part.source].double()
+                * self._matrices[part.matrix].weight
+            )
+            if part.target is None:
+                own = own.view(size, -1).sum(1)
+            else:
+                own = own.new_zeros(size).index_add_(0, part.target, own)
+            before = sides[not part.left]
+            sides[not part.left] = own if before is None else before + own
+        zero = torch.zeros(size, dtype=torch.float64, device=next(iter(sums.values())).device)
+        return zero if sides[0] is None else sides[0], zero if sides[1] is None else sides[1]
+
+
+def _reduce_together(vectors: list[Tensor], reduce: Reduce) -> None:
+    if not vectors:
+        return
+    together = torch.cat(vectors)
+    reduce(together)
+    for own, summed in zip(vectors, torch.split(together, [own.numel() for own in vectors]), strict=True):
+        own.copy_(summed)
+
+
+def _parts_of(start: int, size: int, matrices: Sequence[Matrix]) -> tuple[Part, ...]:
+    parts = []
+    for number, matrix in enumerate(matrices):
+        for over, side in ((False, matrix.shape.line_side), (True, matrix.shape.column_side)):
+            ids, sign = side.ids.flatten(), side.sign.flatten()
+            for left in (True, False):
+                source = ((ids >= start) & (ids < start + size) & ((sign > 0) == left)).nonzero().flatten()
+                if source.numel():
+                    parts.append(_part(number, over, left, source, ids[source] - start, size, matrix.device))
+    return tuple(parts)
+
+
+def _part(
+    number: int, over: bool, left: bool, source: Tensor, target: Tensor, size: int, device: torch.device
+) -> Part:
+    first, count = int(source[0]), source.numel()
+    in_a_row = bool((source == torch.arange(first, first + count)).all())
+    runs = count % size == 0 and bool((target == torch.arange(size).repeat_interleave(count // size)).all())
+    return Part(
+        number,
+        over,
+        left,
+        slice(first, first + count) if in_a_row else source.to(device),
+        None if runs else target.to(device),
+    )
+
+
+def _schedule(parts_by_group: Sequence[tuple[Part, ...]], cycles: int) -> tuple[Visit, ...]:
+    valid: set[tuple[int, bool]] = set()
+    scaled: set[tuple[int, bool]] = set()  # sides of matrices that have been scaled
+    visits = []
+    for _ in range(cycles):
+        for group, parts in enumerate(parts_by_group):
+            needed = dict.fromkeys((part.matrix, part.over_columns) for part in parts)
+            passes = [(m, over, (m, not over) not in scaled) for m, over in needed if (m, over) not in valid]
+            valid.update(needed)
+            for number, over in needed:  # scaling one side outdates the sums over the other
+                scaled.add((number, over))
+                valid.discard((number, not over))
+            visits.append(Visit(group, tuple(passes), parts))
+    return tuple(visits)
