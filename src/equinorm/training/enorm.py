@@ -219,7 +219,9 @@ class ENorm:
                 )
             engine = Plain(self.symmetries, weights, stepping, solver)
             if solver == "cycle-parallel":
-                engine.scales(locals_of(self._parameters))  # refuses a network without its blocks now, not mid-training
+                engine.scales(
+                    locals_of(self._parameters)
+                )  # refuses a network without its blocks now, not mid-training
             return engine
         wide = any(p.dtype == torch.float64 for p in self._parameters.values())
         return Plan(

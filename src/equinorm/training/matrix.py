@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equinorm.errors import ArgumentError, EquinormError
 from equinorm.symmetry import Scaling
 
 CHUNK = 1 << 17  # entries that pass through the scratch buffer at a time: 512 KB stay in a core's cache
@@ -126,6 +127,12 @@ class Matrix:
         """``weight`` is c_W; sums are formed in ``dtype``."""
         self.shape, self.weight, self.device = shape, weight, device
         self._count = shape.batch * shape.lines
+        for edge in (held.first - shape.offset, held.last - shape.offset):
+            if edge % shape.columns and 0 < edge < self._count * shape.columns:
+                raise ArgumentError(
+                    f"parameter {shape.name}: its shards cut through entries that one scale moves together; shard it "
+                    "on another dimension, or keep it whole"
+                )
         self._first = min(max(math.ceil((held.first - shape.offset) / shape.columns), 0), self._count)
         self._last = min(max((held.last - shape.offset) // shape.columns, self._first), self._count)
         self._start = shape.offset + self._first * shape.columns - held.first
@@ -140,6 +147,11 @@ class Matrix:
     def entries(self, local: Tensor) -> Entries:
         """The held lines of a tensor laid out like the parameter's local part."""
         count = self._last - self._first
+        if not local.is_contiguous():
+            raise EquinormError(
+                f"parameter {self.shape.name}, its optimizer state or a copy that follows it is not contiguous in "
+                "memory, as it was when ENorm was made. Make a new ENorm"
+            )
         flat = local.view(-1)[self._start : self._start + count * self.shape.columns]
         return Entries(flat.view(count, self.shape.columns))
 
