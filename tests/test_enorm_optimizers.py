@@ -56,16 +56,22 @@ ROWS = {
     "Adam": Row("Adam", ADAM, 0),
     "AMSGrad": Row("Adam", {**ADAM, "max_exp_avg_sq": -2}, 0, {"amsgrad": True}),
     "AdamW": Row("AdamW", ADAM, 0, {"weight_decay": 0.1}, decay=_decoupled),
-    "AdamW AMSGrad": Row("AdamW", {**ADAM, "max_exp_avg_sq": -2}, 0, {"weight_decay": 0.1, "amsgrad": True}, decay=_decoupled),
+    "AdamW AMSGrad": Row(
+        "AdamW", {**ADAM, "max_exp_avg_sq": -2}, 0, {"weight_decay": 0.1, "amsgrad": True}, decay=_decoupled
+    ),
     "NAdam": Row("NAdam", {**ADAM, "mu_product": 0}, 0),
-    "NAdam decoupled": Row("NAdam", {**ADAM, "mu_product": 0}, 0, {"weight_decay": 0.1, "decoupled_weight_decay": True}, decay=_decoupled),
+    "NAdam decoupled": Row(
+        "NAdam", {**ADAM, "mu_product": 0}, 0, {"weight_decay": 0.1, "decoupled_weight_decay": True}, decay=_decoupled
+    ),
     "RAdam, first steps": Row("RAdam", ADAM, -1),  # not yet divided by the gradients' size
     "RAdam": Row("RAdam", ADAM, 0, warm=8),
     "SparseAdam": Row("SparseAdam", ADAM, 0),
     "Adamax": Row("Adamax", {"exp_avg": -1, "exp_inf": -1}, 0),
     "RMSprop": Row("RMSprop", {"square_avg": -2}, 0),
     "RMSprop momentum": Row("RMSprop", {"square_avg": -2, "momentum_buffer": 0}, 0, {"momentum": 0.9}),
-    "RMSprop centered": Row("RMSprop", {"square_avg": -2, "grad_avg": -1, "momentum_buffer": 0}, 0, {"centered": True, "momentum": 0.5}),
+    "RMSprop centered": Row(
+        "RMSprop", {"square_avg": -2, "grad_avg": -1, "momentum_buffer": 0}, 0, {"centered": True, "momentum": 0.5}
+    ),
     "Adagrad": Row("Adagrad", {"sum": -2}, 0, {"initial_accumulator_value": 0.1}),
     "Adadelta": Row("Adadelta", {"square_avg": -2, "acc_delta": 2}, 1),
     "ASGD": Row("ASGD", {"ax": 1, "eta": 0, "mu": 0}, -1, {"t0": 1, "lambd": 0.01}, decay=_asgd),
@@ -77,7 +83,9 @@ def _forms() -> Iterator[Any]:
     for name, row in ROWS.items():
         known = inspect.signature(getattr(torch.optim, row.optimizer).__init__).parameters
         for form in ("foreach", "for-loop", "fused"):
-            option = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}[form]
+            option = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}[
+                form
+            ]
             if next(iter(option)) in known:
                 yield pytest.param(row, option, id=f"{name}, {form}")
         if "foreach" not in known:
@@ -97,7 +105,9 @@ def _gradients(net: torch.nn.Module, optimizer: Optimizer, seed: int) -> None:
 
 
 def _dense(net: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.to_dense() if p.grad.is_sparse else p.grad.clone() for name, p in net.named_parameters()}
+    return {
+        name: p.grad.to_dense() if p.grad.is_sparse else p.grad.clone() for name, p in net.named_parameters()
+    }
 
 
 @pytest.mark.parametrize(("row", "form"), list(_forms()))
@@ -141,7 +151,12 @@ def test_a_step_after_enorm_is_the_rescaled_step(row: Row, form: dict[str, bool]
         expected = rest * after[name] + s[name] ** row.update * update
         assert update.abs().max() > 1e-9
         assert_close(other.get_parameter(name).detach(), expected, 1e-11, f"{name} after a step")
-        assert_close(other.get_parameter(name).detach() - rest * after[name], s[name] ** row.update * update, 1e-7, name)
+        assert_close(
+            other.get_parameter(name).detach() - rest * after[name],
+            s[name] ** row.update * update,
+            1e-7,
+            name,
+        )
 
 
 def _assert_rescaled(plain: Any, moved: Any, s: dict[str, Tensor], exponents: dict[str, int]) -> None:
@@ -154,12 +169,16 @@ def _assert_rescaled(plain: Any, moved: Any, s: dict[str, Tensor], exponents: di
 
 
 def test_every_optimizer_of_torch_is_in_the_table_or_refused() -> None:
-    every = {c for c in vars(torch.optim).values() if isinstance(c, type) and issubclass(c, Optimizer)} - {Optimizer}
+    every = {c for c in vars(torch.optim).values() if isinstance(c, type) and issubclass(c, Optimizer)} - {
+        Optimizer
+    }
     assert every == set(EXPONENTS) | set(REFUSED)
     assert {cls.__name__ for cls in EXPONENTS} == {row.optimizer for row in ROWS.values()}
 
 
-@pytest.mark.parametrize(("name", "reason"), [("LBFGS", "inner products"), ("Adafactor", "factors"), ("Muon", "whole matrices")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("LBFGS", "inner products"), ("Adafactor", "factors"), ("Muon", "whole matrices")]
+)
 def test_what_is_not_elementwise_is_refused(name: str, reason: str) -> None:
     net = CASE.net()
     parameters = [p for p in net.parameters() if p.dim() == 2 or name != "Muon"]
@@ -205,18 +224,27 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("cls", "exponents"), [(Lion, {"exp_avg": -1}), (ScheduleFree, {"z": 1})])
-def test_a_registered_optimizer_moves_as_it_says(cls: type[Optimizer], exponents: dict[str, int], table: None) -> None:
+def test_a_registered_optimizer_moves_as_it_says(
+    cls: type[Optimizer], exponents: dict[str, int], table: None
+) -> None:
     net = CASE.net()
     optimizer = cls(net.parameters())
-    with pytest.raises(equinorm.ArgumentError, match=rf"{cls.__name__} is unknown.*register_state\({cls.__name__}"):
+    with pytest.raises(
+        equinorm.ArgumentError, match=rf"{cls.__name__} is unknown.*register_state\({cls.__name__}"
+    ):
         equinorm.ENorm(net, optimizer, CASE.data()[0])
     equinorm.register_state(cls, exponents)
     descend(net, optimizer, CASE.data())
-    old, state = weights_of(net), {n: dict(copy.deepcopy(optimizer.state[p])) for n, p in net.named_parameters()}
+    old, state = (
+        weights_of(net),
+        {n: dict(copy.deepcopy(optimizer.state[p])) for n, p in net.named_parameters()},
+    )
     equinorm.ENorm(net, optimizer, CASE.data()[0]).step()
     for name, p in net.named_parameters():
         for key, exponent in exponents.items():
-            assert_close(optimizer.state[p][key], state[name][key] * (p.detach() / old[name]) ** exponent, 1e-12)
+            assert_close(
+                optimizer.state[p][key], state[name][key] * (p.detach() / old[name]) ** exponent, 1e-12
+            )
 
 
 class Unknown(torch.optim.SGD):
@@ -237,7 +265,7 @@ class Unknown(torch.optim.SGD):
         (torch.zeros_like, None, "keeps a state 'novel' that equinorm does not know"),
         (lambda p: [torch.zeros_like(p)], None, "keeps a state 'novel' that equinorm does not know"),
         (lambda p: torch.zeros(p.shape[0], 7), {"momentum_buffer": -1, "novel": -1}, "has shape .* not elementwise"),
-        (lambda p: torch.zeros(*p.shape, 2, dtype=p.dtype)[..., 0], {"momentum_buffer": -1, "novel": -1}, "not contiguous"),
+        (lambda p: p.new_zeros(*p.shape, 2)[..., 0], {"momentum_buffer": -1, "novel": -1}, "not contiguous"),
     ],
     ids=["unknown", "unknown list", "another shape", "another layout"],
 )  # fmt: skip
@@ -251,7 +279,10 @@ def test_state_that_cannot_move_leaves_everything_as_it_was(
     optimizer = Unknown(list(net.parameters())[:-1], lr=0.1, momentum=0.9)
     enorm = equinorm.ENorm(net, optimizer, CASE.data()[0])
     descend(net, optimizer, CASE.data())
-    before, momenta = weights_of(net), {n: optimizer.state[p].get("momentum_buffer") for n, p in net.named_parameters()}
+    before, momenta = (
+        weights_of(net),
+        {n: optimizer.state[p].get("momentum_buffer") for n, p in net.named_parameters()},
+    )
     momenta = {n: m.clone() for n, m in momenta.items() if m is not None}
     with pytest.raises(equinorm.EquinormError, match=message):
         enorm.step()
