@@ -87,7 +87,8 @@ def balance(
         with single_thread():
             stored = rescale(found, tensors, solution, p, weights, biases)
         change = _checked_change(probe, tensors, originals, request) if probe else None
-    return _report(request, found, solution, before, stored, change)
+    with single_thread():
+        return _report(request, found, solution, before, stored, change)
 
 
 def _symmetries(
