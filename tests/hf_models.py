@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch  # isort: skip_file
-import vision  # noqa: F401  (transformers imports torchvision)
+import torch
 import transformers as hf
+import vision  # noqa: F401  (transformers imports torchvision when a model is first asked for)
 from torch import Tensor, nn
 
 VOCABULARY, TOKENS = 60, 8

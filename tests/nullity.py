@@ -70,7 +70,10 @@ def _outputs(
 
 def _flat(gradients: tuple[Tensor | None, ...], like: list[Tensor]) -> Tensor:
     return torch.cat(
-        [torch.zeros_like(x).flatten() if g is None else g.flatten() for g, x in zip(gradients, like)]
+        [
+            torch.zeros_like(x).flatten() if g is None else g.flatten()
+            for g, x in zip(gradients, like, strict=True)
+        ]
     )
 
 

@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Row:
-    """A network, the shape of one input (without the batch), its free scales; ``missed``: freedom known to be missed."""
+    """A network, the shape of one input (without the batch), its free scales, and those known to be missed."""
 
     name: str
     build: Callable[[], nn.Module]
