@@ -1,0 +1,1 @@
+"""ENorm in the shape that other training libraries expect; each module needs its library and only translates."""

@@ -1,0 +1,59 @@
+"""ENorm in the Hugging Face Trainer: ``Trainer(..., callbacks=[ENormCallback(example_inputs)])``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        'equinorm.integrations.transformers needs them and accelerate: pip install "equinorm[transformers]"'
+    ) from error
+
+from equinorm.trace import ExampleInputs
+from equinorm.training import ENorm
+
+KEY = "equinorm"  # of the state in trainer_state.json
+
+
+class ENormCallback(TrainerCallback):
+    """Normalises after each optimizer step, and keeps its state in the Trainer's checkpoints.
+
+    Args:
+        example_inputs: of the model's forward, as a dict: a small batch without labels will do.
+        options: those of :class:`equinorm.ENorm`. Where the Trainer shards the model, pass ``symmetries``.
+    """
+
+    def __init__(self, example_inputs: ExampleInputs | None = None, **options: Any) -> None:
+        self.enorm: ENorm | None = None
+        self._example_inputs, self._options = example_inputs, options
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        optimizer = kwargs["optimizer"]
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # out of Accelerate's wrapper
+        self.enorm = ENorm(kwargs["model"], optimizer, self._example_inputs, **self._options)
+        stored: Any = state.stateful_callbacks
+        if state.global_step and KEY in stored:
+            total = torch.tensor(stored[KEY]["total_log_scales"], dtype=torch.float64)
+            self.enorm.load_state_dict({**stored[KEY], "total_log_scales": total})
+        self._handle = self.enorm.attach()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if control.should_save and self.enorm is not None:
+            stored: Any = state.stateful_callbacks
+            found = self.enorm.state_dict()
+            stored[KEY] = {**found, "total_log_scales": found["total_log_scales"].tolist()}
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._handle.remove()
