@@ -380,3 +380,13 @@ def test_nothing_moved_reads_well() -> None:
     equinorm.balance(net, A)
     text = str(equinorm.balance(net, A))
     assert "(+0.00%)" in text and "largest scales" not in text
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 50, 200, 1000])
+def test_result_does_not_depend_on_how_weights_are_cut(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 24, 1), nn.ReLU(), nn.Conv2d(24, 24, 3, groups=2), nn.ReLU(), nn.Conv2d(24, 4, 1)
+    model, x = nn.Sequential(*layers).double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    expected = equinorm.balance(copy.deepcopy(model), x)
+    monkeypatch.setattr("equinorm.cells.CHUNK", chunk)
+    assert equinorm.balance(model, x).norm_after == pytest.approx(expected.norm_after, rel=1e-12)

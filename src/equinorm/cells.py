@@ -119,14 +119,14 @@ def read(found: Layout, norm: Norm, parameter: str, visit: Visit | None = None) 
     for piece in pieces(found.view, found.lead):
         if visit is not None:
             visit(piece, start // cols)
-        numbering = piece.dim() - (found.view.dim() - found.outer)
-        for part in pieces(piece, numbering):
+        rest = found.view.dim() - found.outer
+        for part in pieces(piece, piece.dim() - rest):
             place = flat[start : start + part.numel() // found.inner]
             if found.inner == 1:
                 torch.abs(part.reshape(-1).to(exact), out=place)
                 _check(place, parameter)
             else:
-                place.copy_(_log_norms(part, numbering, norm, parameter).flatten())
+                place.copy_(_log_norms(part, part.dim() - rest, norm, parameter).flatten())
             start += place.numel()
     cells = flat.view(count, rows, cols)
     if found.inner > 1:
