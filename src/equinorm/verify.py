@@ -7,7 +7,7 @@ same kind. The model's buffers, gradients and training flags and the random stat
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -38,32 +38,34 @@ class Probe:
             torch.manual_seed(SEED)
             noise = pytree.tree_map(_random_like, example)
         self._runs: list[Run] = []
-        self._before: list[Tensor] = []
+        self._before: list[list[Tensor]] = []
         for run in ((False, example), (False, noise), (True, example), (True, noise)):
             try:
-                self._before += self._run(run)
+                self._before.append(self._run(run))
                 self._runs.append(run)
             except RUN_ERRORS as error:
                 if not self._runs:
                     raise ArgumentError(_does_not_run(error)) from error
                 # Noise need not be an input that the model takes, and batch norm cannot train on one value.
 
-    def change(self) -> float:
-        """The largest change of an output tensor since then, relative to its largest entry."""
-        return _largest_change(self._before, self._outputs())
+    def changes(self) -> list[float]:
+        """The largest change of an output tensor since then, relative to its largest entry; for every run."""
+        return [self._change(number) for number in range(len(self._runs))]
 
     def roundings(self) -> float:
         """A change of the outputs that floating-point error may make in any model."""
-        tensors = [*self._model.parameters(), *self._before]
+        tensors = [*self._model.parameters(), *(t for outputs in self._before for t in outputs)]
         return SLACK * max((torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()), default=0.0)
 
-    def amplified(self, parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> float:
-        """What it may make in this model, measured: from what a one-ulp perturbation of the weights does.
+    def amplified(
+        self, runs: Sequence[int], parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]
+    ) -> list[float]:
+        """What it may make in some runs of this model: from what a one-ulp perturbation of the weights does.
 
         The originals, a copy of the weights before, trade places with the parameters meanwhile.
         """
         with _swapped(parameters, originals):
-            again = _largest_change(self._before, self._outputs())
+            again = max(self._change(number) for number in runs)
             if again > self.roundings():
                 raise EquinormError(
                     f"model: its outputs differ by {again:.1e} (relative) from call to call with the same "
@@ -71,11 +73,10 @@ class Probe:
                     "between calls or draws its own random numbers, pass verify=False"
                 )
             with _one_ulp_off(parameters.values()):
-                perturbed = _largest_change(self._before, self._outputs())
-        return min(AMPLIFICATION * perturbed, NEVER_ROUNDING)
+                return [min(AMPLIFICATION * self._change(number), NEVER_ROUNDING) for number in runs]
 
-    def _outputs(self) -> list[Tensor]:
-        return [output for run in self._runs for output in self._run(run)]
+    def _change(self, number: int) -> float:
+        return _largest_change(self._before[number], self._run(self._runs[number]))
 
     def _run(self, run: Run) -> list[Tensor]:
         training, inputs = run
