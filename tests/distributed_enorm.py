@@ -1,7 +1,8 @@
 """One rank of a distributed run, started by torchrun: ``distributed_enorm.py CASE FILE`` writes what rank 0 ends with.
 
 Cases: ``ddp``, ``fsdp`` (every layer and the root sharded), ``partly`` (only some layers sharded, the others whole on
-every rank), ``adam`` (fsdp with AdamW).
+every rank), ``adam`` (fsdp with AdamW), ``compiled`` (fsdp with ``compile=True``), ``hsdp`` (on four ranks: two
+replicas of two shards).
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def wrapped(case: str, net: nn.Module) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shape, names = (
+        ((2, 2), ("replicas", "shards")) if case == "hsdp" else ((dist.get_world_size(),), ("shards",))
+    )
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     for name in ("stem", "conv2", "conv3") if case == "partly" else [n for n, _ in net.named_children()]:
         fully_shard(net.get_submodule(name), mesh=mesh)
     if case != "partly":
@@ -82,7 +86,9 @@ def main(case: str, path: str) -> None:
     model = wrapped(case, net)
     optimizer = optimizer_of(case, model)
     options: dict[str, Any] = (
-        {"example_inputs": CASE.data()[0]} if case == "ddp" else {"symmetries": symmetries}
+        {"example_inputs": CASE.data()[0]}
+        if case == "ddp"
+        else {"symmetries": symmetries, "compile": case == "compiled"}
     )
     enorm = equinorm.ENorm(model, optimizer, **options)
     traffic = Traffic()

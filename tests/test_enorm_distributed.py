@@ -1,4 +1,4 @@
-"""Two processes give the weights of one: DDP and FSDP2 on gloo, started by torchrun."""
+"""Several processes give the weights of one: DDP and FSDP2 on gloo, started by torchrun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import equinorm
 HERE = Path(__file__).parent
 
 
-def run(case: str, path: Path, ranks: int = 2) -> dict[str, object]:
+def run(case: str, path: Path, ranks: int) -> dict[str, object]:
     source = str(Path(equinorm.__file__).parents[1])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([source, str(HERE)])}
     script = [str(HERE / "distributed_enorm.py"), case, str(path)]
@@ -30,22 +30,18 @@ def run(case: str, path: Path, ranks: int = 2) -> dict[str, object]:
         str(ranks),
         *script,
     ]
-    done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(path)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "ddp",
-        "fsdp",
-        pytest.param("partly", marks=pytest.mark.slow),
-        pytest.param("adam", marks=pytest.mark.slow),
-    ],
-)
-def test_two_ranks_give_the_weights_of_one(case: str, tmp_path: Path) -> None:
-    found = run(case, tmp_path / "found.pt")
+SLOW = [pytest.param(case, ranks, marks=pytest.mark.slow)
+        for case, ranks in (("partly", 2), ("adam", 2), ("compiled", 2), ("hsdp", 4))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "ranks"), [("ddp", 2), ("fsdp", 2), *SLOW])
+def test_many_ranks_give_the_weights_of_one(case: str, ranks: int, tmp_path: Path) -> None:
+    found = run(case, tmp_path / "found.pt", ranks)
     net = CASE.net()
     optimizer = optimizer_of(case, net)
     enorm = equinorm.ENorm(net, optimizer, CASE.data()[0])

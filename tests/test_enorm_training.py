@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import equinorm
+from equinorm.training.state import EXPONENTS
 
 CASE = CASES["type C"]
 X = CASE.data()[0]
@@ -62,6 +66,7 @@ def test_parameters_that_must_not_move_pin_their_scales(how: str) -> None:
     enorm = equinorm.ENorm(net, optimizer, X)
     free = equinorm.symmetries(net, X).num_free
     assert enorm.symmetries.num_free == free - 5 - 4  # what conv1 consumes and produces
+    assert enorm.symmetries.coverage == 6 / 8  # neither conv1 nor the stem before it has anything free
     reason = {"frozen": "it is frozen (requires_grad=False)", "not owned": "the optimizer does not own it"}[
         how
     ]
@@ -390,6 +395,16 @@ def test_compiled_models_train_the_same(how: str) -> None:
         enorm.step()
     for name, p in net.named_parameters():
         assert_close(p.detach(), reference.get_parameter(name).detach(), 1e-12, name)
+
+
+def test_the_examples_of_the_page_run() -> None:
+    page = Path(__file__).parents[1] / "docs" / "training.md"
+    scope: dict[str, Any] = {}
+    with patch.dict(EXPONENTS):
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            exec(compile(code, str(page), "exec"), scope)
+        assert scope["Lion"] in EXPONENTS
+    assert scope["enorm"].residual() < 0.5
 
 
 @pytest.mark.parametrize(

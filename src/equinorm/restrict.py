@@ -28,10 +28,13 @@ def holding(symmetries: Symmetries, reasons: Mapping[str, str]) -> Symmetries:
     free = ~held
     free[0] = False
     numbers = torch.where(free, free.long().cumsum(0), 0)
+    groups = _groups(symmetries, numbers)
+    before, after = (_linear(symmetries, found) for found in (symmetries.groups, groups))
     return replace(
         symmetries,
         num_free=int(free.sum()),
-        groups=_groups(symmetries, numbers),
+        groups=groups,
+        coverage=symmetries.coverage * after / max(before, 1),
         scalings=tuple(_renumbered(scaling, numbers) for scaling in symmetries.scalings),
         pinned=(*pins, *symmetries.pinned),
     )
@@ -45,6 +48,13 @@ def _groups(symmetries: Symmetries, numbers: Tensor) -> tuple[Group, ...]:
         if left.numel():
             found.append(replace(group, start=int(left[0]), size=left.numel()))
     return tuple(found)
+
+
+def _linear(symmetries: Symmetries, groups: tuple[Group, ...]) -> int:
+    """How many weights of linear maps these groups move."""
+    counted = {scaling.parameter for scaling in symmetries.scalings if scaling.counted}
+    moved = {member.parameter for group in groups for member in group.members} & counted
+    return sum(len(symmetries.shapes[name]) > 1 for name in moved)
 
 
 def _renumbered(scaling: Scaling, numbers: Tensor) -> Scaling:

@@ -49,7 +49,8 @@ def reducer(parameters: Iterable[tuple[str, Tensor]]) -> Reduce | None:
     for name, tensor in parameters:
         if is_sharded(tensor):
             placed: Any = tensor
-            groups[id(placed.device_mesh)] = placed.device_mesh.get_group(_mesh_dim(name, tensor))
+            group = placed.device_mesh.get_group(_mesh_dim(name, tensor))
+            groups[tuple(torch.distributed.get_process_group_ranks(group))] = group
     if not groups:
         return None
     if len(groups) > 1:
