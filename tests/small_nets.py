@@ -59,6 +59,20 @@ def _in_place(m: Any, x: Tensor) -> Tensor:
     return F.linear(h, m.c)
 
 
+def _scatter_constant(m: Any, x: Tensor) -> Tensor:
+    places = torch.zeros(x.shape[0], 1, dtype=torch.int64)
+    return m.b(torch.relu(m.a(x)).scatter(1, places, 3.0))
+
+
+def _write_input(m: Any, x: Tensor) -> Tensor:
+    h = torch.relu(m.a(x))
+    return m.b(h.index_put((_rows(x), torch.zeros(x.shape[0], dtype=torch.int64)), x[:, 0]))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0])
+
+
 def _recurrence(m: Any, x: Tensor) -> Tensor:
     h = torch.zeros(x.shape[0], 4, dtype=x.dtype)
     for t in range(x.shape[1]):
@@ -109,6 +123,13 @@ MLPS = [
     Row("functional calls and writes in place",
         lambda: Net(_in_place, a=param(5, 4), b=param(5), c=param(7, 5), side=lin(4, 2)), (4,), 7, 2,
         "rows that are overwritten have no effect at all"),
+    Row("a constant is scattered", lambda: Net(_scatter_constant, a=lin(4, 5), b=lin(5, 7, False)), (4,), 0, 6,
+        "one scale for the tensor that is written to: channels beside are pinned too, the overwritten one is dead"),
+    Row("the input is written beside", lambda: Net(_write_input, a=lin(4, 5), b=lin(5, 7)), (4,), 0, 6,
+        "the same"),
+    Row("a gain that is computed", lambda: Net(lambda m, x: m.b(F.layer_norm(m.a(x), (5,), m.g * m.h, None, 0.1)),
+                                               a=lin(4, 5, False), g=param(5), h=param(5), b=lin(5, 7, False)),
+        (4,), 5, 5, "an id has no way to say a product of two scales"),
     Row("einsum", lambda: Net(lambda m, x: torch.einsum("bh,ho->bo", torch.relu(torch.einsum("bi,hi->bh", x, m.a)),
                                                         m.b), a=param(5, 4), b=param(5, 7)), (4,), 5),
     Row("additive parameters",

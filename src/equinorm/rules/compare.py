@@ -16,7 +16,8 @@ FAMILY = "compares: unchanged by scales that agree"
 
 
 @rule(FAMILY, "sign", "sgn", "isnan", "isinf", "isfinite", "logical_not", "signbit", "size", "sym_size", "ones_like",
-      "empty_like", "rand_like", "randn_like", "new_ones", "new_empty", "_assert_tensor_metadata")  # fmt: skip
+      "empty_like", "full_like",
+      "new_full", "rand_like", "randn_like", "new_ones", "new_empty", "_assert_tensor_metadata")  # fmt: skip
 def unchanged(a: Analysis, *args: Any, **kwargs: Any) -> Any:
     return pinned_output(a)
 

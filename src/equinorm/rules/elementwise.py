@@ -78,7 +78,7 @@ def add(a: Analysis, input: Value, other: Value, alpha: Any = 1) -> Any:
         return Scaled(a.unite(a.ids_of(input), a.ids_of(other), "they are added"))
     for value, term in ((input, other), (other, input)):
         if isinstance(term, Weight) and 0 not in term.stride:
-            return add_parameter(a, a.ids_of(value).expand(a.output.shape), term)
+            return add_parameter(a, _broadcast(a.ids_of(value), term.size), term)
     return Scaled(a.unite(a.ids_of(input), a.ids_of(other), "they are added"))
 
 
@@ -125,17 +125,25 @@ def mul(a: Analysis, input: Value, other: Value) -> Any:
     """Constants pass the scales on; a parameter gives the result scales of its own; activations: one is pinned."""
     for value, factor in ((input, other), (other, input)):
         if is_number(factor) or (
-            isinstance(factor, Known) and isinstance(value, Weight) and _keeps_shape(a, value)
+            isinstance(factor, Known) and isinstance(value, Weight) and _keeps_shape(factor, value)
         ):
             return value
     for value, factor in ((input, other), (other, input)):
         if isinstance(factor, Weight) and not isinstance(value, Weight) and 0 not in factor.stride:
-            return multiply_parameter(a, a.ids_of(value).expand(a.output.shape), factor)
-    return Scaled(product(a, a.ids_of(input), a.ids_of(other), a.output.shape))
+            return multiply_parameter(a, _broadcast(a.ids_of(value), factor.size), factor)
+    return Scaled(product(a, a.ids_of(input), a.ids_of(other)))
 
 
-def _keeps_shape(a: Analysis, weight: Weight) -> bool:
-    return tuple(a.output.shape) == weight.size
+def _broadcast(ids: Tensor, size: Sequence[int]) -> Tensor:
+    rank = max(ids.dim(), len(size))
+    padded = [1] * (rank - ids.dim()) + list(ids.shape)
+    return ids.expand(
+        [n if n > 1 else m for n, m in zip(padded, [1] * (rank - len(size)) + list(size), strict=True)]
+    )
+
+
+def _keeps_shape(factor: Known, weight: Weight) -> bool:
+    return tuple(_broadcast(factor.tensor, weight.size).shape) == weight.size
 
 
 def multiply_parameter(a: Analysis, ids: Tensor, weight: Weight) -> Value:
@@ -157,9 +165,9 @@ def _differs_along(a: Analysis, ids: Tensor, dims: Sequence[int]) -> bool:
     return any(bool((resolved != resolved.narrow(d, 0, 1)).any()) for d in dims if resolved.size(d) > 1)
 
 
-def product(a: Analysis, x: Tensor, y: Tensor, shape: Sequence[int]) -> Tensor:
+def product(a: Analysis, x: Tensor, y: Tensor) -> Tensor:
     """Scales of x * y: inverse scales cancel; where both are free otherwise, the first is pinned."""
-    x, y = (ids.expand(tuple(shape)) for ids in (x, y))
+    x, y = _broadcast(x, y.shape), _broadcast(y, x.shape)
     narrow_x, narrow_y = _narrow_alike(x, y)
     rx, ry = a.ids.resolve(narrow_x), a.ids.resolve(narrow_y)
     wild = (rx == WILD) | (ry == WILD)
@@ -168,7 +176,7 @@ def product(a: Analysis, x: Tensor, y: Tensor, shape: Sequence[int]) -> Tensor:
         a.pin(Scaled(narrow_x[clash]), "it multiplies another activation that may be rescaled")
         rx, ry = a.ids.resolve(narrow_x), a.ids.resolve(narrow_y)
     scales = torch.where(rx == 0, ry, torch.where(ry == 0, rx, 0.0))
-    return torch.where(wild, WILD, scales).expand(tuple(shape))
+    return torch.where(wild, WILD, scales).expand(x.shape)
 
 
 def _narrow_alike(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +197,7 @@ def div(a: Analysis, input: Value, other: Value, rounding_mode: str | None = Non
         a.pin(other, "it divides")
     ids = a.ids_of(other) if isinstance(other, (Scaled, Known)) else torch.zeros(()).double()
     inverse = torch.where(ids == WILD, 0.0, -ids)
-    return Scaled(product(a, a.ids_of(input), inverse, a.output.shape))
+    return Scaled(product(a, a.ids_of(input), inverse))
 
 
 @rule(MULTIPLIES, "reciprocal")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from equinorm.rules.registry import pin_unknown, pinned_output, rule
+from equinorm.rules.registry import is_number, pin_unknown, pinned_output, rule
 from equinorm.scale_ids import WILD
-from equinorm.values import Known, Scaled, Value, Weight, compact, shrink
+from equinorm.values import Known, Scaled, Value, Weight, shrink
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -166,8 +166,8 @@ def _plain(value: Any) -> bool:
 
 
 @rule(FAMILY, "copy")
-def copy(a: Analysis, input: Value, source: Value, non_blocking: bool = False) -> Value:
-    return Scaled(a.ids_of(source).expand(a.output.shape))
+def copy(a: Analysis, input: Value, source: Value, non_blocking: bool = False) -> Any:
+    return cast(a, Scaled(a.ids_of(source).expand(a.output.shape)))
 
 
 def look_up(a: Analysis, table: Value) -> Value:
@@ -218,17 +218,19 @@ def _places(index: Any) -> Any:
 
 @rule(FAMILY, "index_put", "scatter", "masked_scatter", "index_copy")
 def put(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
-    """Entries written at known places keep their ids; at unknown places all must share one."""
-    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, (Scaled, Known, Weight))]
-    values = [v for v in tensors if isinstance(v, Weight) or (isinstance(v, Scaled) and a.is_free(v.ids))]
-    source: Tensor = a.ids_of(input)
-    everything = list(range(source.dim()))
-    common = a.uniform(source, everything, "entries are written at computed places")
-    for value in values:
-        ids = a.ids_of(value)
-        own = a.uniform(ids, list(range(ids.dim())), "it is written at computed places").reshape(())
-        common = a.unite(common, own, "entries are written beside others")
-    for constant in tensors:
-        if isinstance(constant, Known) and constant.tensor.is_floating_point():
-            common = a.unite(common, compact(constant.ids()).amin(), "a constant is written beside it")
-    return Scaled(common.reshape(()).expand(a.output.shape))
+    """Entries that are written somewhere share one scale with all those that stay."""
+    assert a.schema is not None and a._node is not None
+    named = dict(zip([argument.name for argument in a.schema.arguments][1:], args, strict=False)) | kwargs
+    if "reduce" in named:
+        return pin_unknown(a, a._node, (input, *args), kwargs)
+    written = next(named[name] for name in ("values", "src", "source", "value") if name in named)
+    ids = _constant(written) if is_number(written) else a.ids_of(written)
+    own = a.uniform(ids, list(range(ids.dim())), "it is written into another tensor").reshape(())
+    kept = a.ids_of(input)
+    common = a.uniform(kept, list(range(kept.dim())), "entries are written beside them").reshape(())
+    united = a.unite(common, own, "entries are written beside others")
+    return Scaled(united.expand(a.output.shape))
+
+
+def _constant(number: float) -> Tensor:
+    return Known(torch.as_tensor(number)).ids()

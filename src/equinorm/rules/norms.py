@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from equinorm.rules.elementwise import add, multiply_parameter
+from equinorm.rules.elementwise import add, mul
 from equinorm.rules.registry import pinned_output, rule
 from equinorm.values import Scaled, Value, Weight
 
@@ -65,15 +65,17 @@ def _per_channel(parameter: Value | None, rank: int) -> Value | None:
     """A vector over the channels, dimension one, as it broadcasts against the output."""
     if isinstance(parameter, Weight):
         return parameter.viewed(parameter.template().view([-1, *[1] * (rank - 2)]))
-    return parameter
+    return (
+        Scaled(parameter.ids.reshape([-1, *[1] * (rank - 2)])) if isinstance(parameter, Scaled) else parameter
+    )
 
 
 def _affine(a: Analysis, weight: Value | None, bias: Value | None) -> Any:
     """``normalised * weight + bias``: the normalised values are pinned, the weight scales the result."""
     output = a.output if isinstance(a.output, Tensor) else a.output[0]
     result: Any = Scaled(torch.zeros((), dtype=torch.float64).expand(output.shape))
-    if isinstance(weight, Weight):
-        result = multiply_parameter(a, result.ids, weight)
+    if weight is not None:
+        result = mul(a, result, weight)
     if bias is not None:
         result = add(a, result, bias)
     return _first(a, result.ids)
@@ -92,5 +94,4 @@ def weight_norm(a: Analysis, direction: Value, magnitude: Value, dim: int = 0) -
     a.pin(direction, "the direction of a weight-normalised layer: its norm is divided out")
     output = a.output if isinstance(a.output, Tensor) else a.output[0]
     ids = torch.zeros((), dtype=torch.float64).expand(output.shape)
-    result = multiply_parameter(a, ids, magnitude) if isinstance(magnitude, Weight) else Scaled(ids)
-    return _first(a, a.ids_of(result))
+    return _first(a, a.ids_of(mul(a, Scaled(ids), magnitude)))

@@ -72,9 +72,9 @@ SPATIAL = {
     1: "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d upsample_linear1d max_pool1d_with_indices",
     2: "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d max_pool2d_with_indices upsample_bilinear2d "
     "upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d _adaptive_avg_pool2d "
-    "fractional_max_pool2d",
+    "fractional_max_pool2d max_unpool2d",
     3: "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices upsample_trilinear3d "
-    "_adaptive_avg_pool3d",
+    "_adaptive_avg_pool3d max_unpool3d",
 }
 
 
