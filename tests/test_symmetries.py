@@ -165,3 +165,15 @@ def test_long_tables_are_cut() -> None:
     text = str(equinorm.symmetries(nn.Sequential(*layers, nn.Linear(4, 2)), X))
     assert "… and 5 more groups (see .groups)" in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_an_empty_parameter_is_no_obstacle() -> None:
+    class Extended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.extra, self.second = nn.Linear(3, 4), nn.Parameter(torch.empty(0, 4)), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.relu(torch.cat([self.first(x), self.extra])))
+
+    assert equinorm.balance(Extended(), torch.randn(2, 3)).symmetries.num_free == 4

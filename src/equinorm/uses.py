@@ -56,6 +56,8 @@ class Uses:
         self.linear: set[str] = set()  # parameters used as the matrix of a linear map
 
     def record(self, weight: Weight, plus: Tensor, minus: Tensor, counted: bool) -> None:
+        if 0 in weight.size:
+            return  # an empty parameter scales with anything
         use = Use.of(weight, plus, minus, counted)
         uses = self.by_parameter.setdefault(weight.parameter, [])
         for index, other in enumerate(uses):
