@@ -171,7 +171,11 @@ def test_an_empty_parameter_is_no_obstacle() -> None:
     class Extended(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.extra, self.second = nn.Linear(3, 4), nn.Parameter(torch.empty(0, 4)), nn.Linear(4, 2)
+            self.first, self.extra, self.second = (
+                nn.Linear(3, 4),
+                nn.Parameter(torch.empty(0, 4)),
+                nn.Linear(4, 2),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.second(torch.relu(torch.cat([self.first(x), self.extra])))
