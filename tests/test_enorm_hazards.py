@@ -177,6 +177,10 @@ def _remove_bias(net: nn.Module) -> None:
     net.conv1.bias = None
 
 
+def _transpose(net: nn.Module) -> None:
+    net.conv4.weight.data = net.conv4.weight.data.transpose(2, 3)  # the same memory, another order
+
+
 def _restride(net: nn.Module) -> None:
     net.to(memory_format=torch.channels_last)
 
@@ -184,7 +188,7 @@ def _restride(net: nn.Module) -> None:
 @pytest.mark.parametrize(
     "change",
     [_replace_layer, _wider_layer, _replace_parameter, _reshape, _cast, _freeze, _add_layer, _add_parameter,
-     _remove_bias, _restride],
+     _remove_bias, _transpose, _restride],
 )  # fmt: skip
 def test_a_model_that_changed_is_noticed_before_anything_moves(change: Callable[[nn.Module], None]) -> None:
     net, optimizer, enorm = made()

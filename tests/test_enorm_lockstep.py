@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -55,7 +56,9 @@ def test_plan_and_plain_engine_agree(row: Row) -> None:
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape).sign() * (0.1 + torch.rand(parameter.shape)))
-    sym = equinorm.symmetries(net, tuple(x[:2] for x in row.inputs(0)))
+    inputs = tuple(x[:2] for x in row.inputs(0))
+    sym = equinorm.symmetries(net, inputs)
+    keeps_the_function(net, sym, inputs)
     for number, setting in enumerate(SETTINGS):
         pair = engines(sym, *setting)
         if pair is None:
@@ -63,6 +66,26 @@ def test_plan_and_plain_engine_agree(row: Row) -> None:
             return
         assert row.name not in PLAIN_ONLY
         agree(*pair, weights_of(net), setting[0], pow2=setting[4], seed=number)
+
+
+def keeps_the_function(net: nn.Module, sym: Symmetries, inputs: tuple[Tensor, ...]) -> None:
+    net = copy.deepcopy(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1e-3)
+    enorm = equinorm.ENorm(net, optimizer, symmetries=sym)
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum(y.square().mean() for y in outputs(net, inputs)).backward()
+        optimizer.step()
+        before = [y.detach() for y in outputs(net, inputs)]
+        enorm.step()
+        for y, expected in zip(outputs(net, inputs), before, strict=True):
+            assert_close(y.detach(), expected, 1e-10)
+    assert enorm.state_dict()["total_log_scales"].any() or enorm.residual() == 0
+
+
+def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    y = net(*inputs)
+    return y if isinstance(y, tuple) else (y,)
 
 
 def agree(plan: Plan, plain: Plain, weights: dict[str, Tensor], p: float, pow2: bool, seed: int) -> None:

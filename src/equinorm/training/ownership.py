@@ -108,7 +108,7 @@ class Layouts:
 
 
 def _look(parameter: Tensor) -> tuple[object, ...]:
-    return parameter.shape, parameter.dtype, parameter.device, parameter.requires_grad
+    return parameter.shape, parameter.stride(), parameter.dtype, parameter.device, parameter.requires_grad
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
