@@ -290,8 +290,11 @@ def test_autocast_computes_in_bfloat16_and_enorm_moves_float32() -> None:
         loss.backward()
         optimizer.step()
         enorm.step()
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # also called within
+    inside: list[bool] = []
+    watched = patch.object(enorm, "_normalise", lambda: inside.append(torch.is_autocast_enabled("cpu")))
+    with watched, torch.autocast("cpu", dtype=torch.bfloat16):
         enorm.step()
+    assert inside == [False]
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in net.parameters())
     descend(net, optimizer, (x.float(), y))
     assert_preserved(net, enorm, X.float(), 1e-5)

@@ -108,6 +108,10 @@ class ENorm:
         if self._steps % self._every or not self.symmetries.num_free:
             return
         self._layouts.check()
+        with self._full_precision():
+            self._normalise()
+
+    def _normalise(self) -> None:
         weights = locals_of(self._parameters)
         states = [(locals_of(tensors), exponent) for tensors, exponent in self._ownership.states(self._used)]
         x = self._engine.scales(weights)
@@ -149,12 +153,14 @@ class ENorm:
     @torch.no_grad()
     def norm(self) -> float:
         """sum of c_k ||W_k||_p^p over the counted parameters, of the weights as they are."""
-        return self._engine.norm(locals_of(self._parameters))
+        with self._full_precision():
+            return self._engine.norm(locals_of(self._parameters))
 
     @torch.no_grad()
     def residual(self) -> float:
         """max |R - L| / (R + L) over the live free scales: 0 at the balanced point."""
-        return self._engine.residual(locals_of(self._parameters))
+        with self._full_precision():
+            return self._engine.residual(locals_of(self._parameters))
 
     def total_scales(self) -> Scales:
         """The product of all scales so far: maps a checkpoint from before the first step onto today's gauge."""
@@ -180,6 +186,10 @@ class ENorm:
             raise ArgumentError("state: it comes from another model, or from other frozen parameters")
         self._steps = int(state["steps"])
         self._total.copy_(state["total_log_scales"])
+
+    def _full_precision(self) -> torch.autocast:
+        """Outside of any autocast, which would round sums of powers, or overflow them, on some devices."""
+        return torch.autocast(self._total.device.type, enabled=False)
 
     def _fingerprint(self) -> dict[str, list[int]]:
         return {name: list(shape) for name, shape in self.symmetries.shapes.items()}
