@@ -26,7 +26,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m equinorm.rules
 
 bench: $(VENV)/.dev
-	set -e; for file in benchmarks/bench_*.py; do $(BIN)/python $$file; done
+	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
 clean:
 	rm -rf $(VENV)

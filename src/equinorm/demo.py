@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import equinorm
 from equinorm import plot
 from equinorm.errors import EquinormError
 from equinorm.models import resnet18c
+from equinorm.threads import single_thread
 
 PAPER, OURS = "the paper's cycle", "multilevel"
 SOLVERS = {PAPER: "cycle", OURS: "multilevel"}
@@ -106,7 +106,7 @@ def run(folder: Path) -> None:
     screen = Console(stderr=True)
     with (
         Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress,
-        _one_thread(),
+        single_thread(),
     ):
         task = progress.add_task("starting", total=STEPS * len(CASES) + 1)
 
@@ -123,17 +123,6 @@ def run(folder: Path) -> None:
         plot.cycles(sanity, curves)
     console.print(_table(results))
     console.print(f"wrote {energy} and {sanity}", soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The matrices are small: one thread is as quick as two, and other work on the machine slows it less."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _balance(case: Case, step: Callable[[str], None]) -> Result:

@@ -2,7 +2,7 @@
 
 Metric: cycles (a double sweep is two) to a residual of 1e-8, p = 2, fresh random weights; seconds of the analysis and
 of the solve, on one thread; n = one seed per row.
-Command: python benchmarks/bench_torchvision.py [NAME ...]; writes results/torchvision.json.
+Command: python benchmarks/cycles.py [NAME ...]; writes results/cycles.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import equinorm
 from equinorm.objective import Objective
 from equinorm.solve import solve
 
-OUTPUT = Path(__file__).parent / "results" / "torchvision.json"
+OUTPUT = Path(__file__).parent / "results" / "cycles.json"
 LIMIT = 40
 
 

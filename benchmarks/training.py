@@ -2,7 +2,7 @@
 
 Metric: median seconds of forward, backward and SGD with momentum, with no normalisation, ENorm and ENorm-Impl,
 interleaved in one run on the same batch; the normalisation's own share is timed inside the same steps; n = --repeats.
-Command: python benchmarks/bench_training.py [--threads 2] [--repeats 7] [--batch 32]; writes results/training.json.
+Command: python benchmarks/training.py [--threads 2] [--repeats 7] [--batch 32]; writes results/training.json.
 """
 
 from __future__ import annotations

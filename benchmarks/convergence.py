@@ -1,7 +1,7 @@
 """Claim: "multilevel" needs at most 12 cycles on random ReLU chains of any depth, 40 on hard ones.
 
 Metric: cycles (a double sweep is two) and seconds to a residual of 1e-8, p = 2; n = one seed per row.
-Command: python benchmarks/bench_convergence.py [--width 500] [--cycle]; --cycle also times the paper's.
+Command: python benchmarks/convergence.py [--width 500] [--cycle]; --cycle also times the paper's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Metric: median milliseconds of one call, interleaved in one run, as ratios to SGD(momentum=0.9, foreach=True) on the
 same parameters; n = --repeats. The limit is the memory traffic (read each weight; read and write weight and momentum:
 20 bytes per float32 parameter) at the bandwidth that a copy of 256 MB reaches here.
-Command: python benchmarks/bench_step.py [--threads 2] [--repeats 31] [--no-compile]; writes results/step.json.
+Command: python benchmarks/step.py [--threads 2] [--repeats 31] [--no-compile]; writes results/step.json.
 """
 
 from __future__ import annotations
