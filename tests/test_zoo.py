@@ -33,7 +33,7 @@ def _slow_unless_quick(row: Timm) -> object:
     return pytest.param(row, id=row.name, marks=() if row.run == "laws" else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("row", map(_slow_unless_quick, TIMM))
+@pytest.mark.parametrize("row", [_slow_unless_quick(row) for row in TIMM])
 def test_laws_on_timm(row: Timm) -> None:
     model, inputs = zoo.timm_model(row.name, row.size, batch=2)
     model, inputs = model.double(), inputs.double()

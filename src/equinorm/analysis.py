@@ -129,7 +129,7 @@ class Analysis:
 
     def uniform(self, ids: Tensor, dims: Sequence[int], reason: str) -> Tensor:
         """Entries along ``dims`` must have one scale; returns it with those dimensions of size one."""
-        dims = [d % ids.dim() for d in dims]
+        dims = [d % ids.dim() for d in dims] if ids.dim() else []
         for dim in dims:
             if ids.stride(dim) == 0:
                 ids = ids.narrow(dim, 0, 1)
@@ -226,6 +226,8 @@ class Analysis:
             return self._call_wrapped(trace, node, args, kwargs)
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if any(_is_symbolic(n) for n in (node, *node.all_input_nodes)):
+            return rules.pin_all(self, (args, kwargs), "the shape depends on the data")
         known = rules.evaluate(node, args, kwargs)
         if known is not None:
             return known
@@ -279,6 +281,12 @@ class Analysis:
         ids = self.produced(weight, size)
         self.move(Weight(weight.parameter, tuple(size), weight.stride, weight.offset), ids)
         return ids.expand(weight.size)
+
+
+def _is_symbolic(node: fx.Node) -> bool:
+    """Whether a size is known only when the model runs (``nonzero``, boolean masks)."""
+    tensors = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    return any(isinstance(n, torch.SymInt) for tensor in tensors for n in tensor.shape)
 
 
 def _bare_ids(value: Any) -> Any:

@@ -28,7 +28,7 @@ def storage_key(node: fx.Node) -> int | None:
     Of several outputs, those of ``split`` are views of one memory; those of ``topk`` each have their own.
     """
     tensors = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    keys = {tensor.untyped_storage()._cdata for tensor in tensors}
+    keys = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
     return keys.pop() if len(keys) == 1 else None
 
 

@@ -18,6 +18,6 @@ from equinorm.rules import (  # noqa: F401  (importing a family registers its ru
     norms,
     reduce,
 )
-from equinorm.rules.registry import RULES, Rule, evaluate, find, operator_name, pin_unknown
+from equinorm.rules.registry import RULES, Rule, evaluate, find, operator_name, pin_all, pin_unknown
 
-__all__ = ["RULES", "Rule", "evaluate", "find", "operator_name", "pin_unknown"]
+__all__ = ["RULES", "Rule", "evaluate", "find", "operator_name", "pin_all", "pin_unknown"]

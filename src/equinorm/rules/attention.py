@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equinorm.rules.contract import contract
-from equinorm.rules.registry import pinned_output, rule
+from equinorm.rules.registry import pin_all, pinned_output, rule
 from equinorm.values import Scaled, Value
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def attention(
 ) -> Any:
     a.pin(attn_mask, "it is added to attention scores")
     q, k, v = (a.ids_of(x) for x in (query, key, value))
+    if not q.dim() == k.dim() == v.dim() <= 6:
+        return pin_all(a, (query, key, value), "attention between tensors of different rank")
     if q.dim() > 2 and k.size(-3) != q.size(-3):  # grouped queries: each key head serves several query heads
         k, v = (x.repeat_interleave(q.size(-3) // x.size(-3), -3) for x in (k, v))
     batch = "abcd"[: q.dim() - 2]

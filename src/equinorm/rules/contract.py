@@ -138,7 +138,7 @@ def einsum(a: Analysis, equation: str, tensors: list[Value], path: Any = None) -
     return Scaled(ids.expand(a.output.shape))
 
 
-@rule(FAMILY, "addmm", "baddbmm", "addmv", "addbmm")
+@rule(FAMILY, "addmm", "baddbmm", "addmv")
 def addmm(a: Analysis, input: Value, x: Value, y: Value, beta: Any = 1, alpha: Any = 1) -> Any:
     result = matmul(a, x, y)
     return result if is_number(beta) and beta == 0 else add(a, result, input)

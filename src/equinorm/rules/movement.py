@@ -56,10 +56,15 @@ def reshape(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     return Scaled(shrink(a.ids_of(input).reshape(a.output.shape)))
 
 
+def _ids_or_places(a: Analysis, value: Any, is_data: bool) -> Any:
+    """Ids of data; whole numbers beside it say where to cut or how often to repeat."""
+    if isinstance(value, Known) and not is_data and not value.tensor.is_floating_point():
+        return value.tensor.cpu()
+    return a.ids_of(value) if isinstance(value, (Known, Weight, Scaled)) else value
+
+
 def _run_on_ids(a: Analysis, args: Any, kwargs: Any) -> Any:
-    ids = pytree.tree_map(
-        lambda v: a.ids_of(v) if isinstance(v, (Known, Weight, Scaled)) else v, (args, kwargs)
-    )
+    ids = pytree.tree_map(lambda v: _ids_or_places(a, v, v is args[0]), (args, kwargs))
     result = a.apply(*ids[0], **ids[1])
     return pytree.tree_map(lambda v: Scaled(shrink(v)), result)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils import _pytree as pytree
-
-from equinorm.rules.registry import pinned_output, rule
+from equinorm.rules.registry import pin_all, rule
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -26,18 +24,12 @@ RECURRENT = "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_rel
 
 @rule(FAMILY, *ACTIVATIONS, *FUNCTIONS)
 def nonlinear(a: Analysis, *args: Any, **kwargs: Any) -> Any:
-    return _pin_all(a, args, kwargs, f"{a.operator} is not positively homogeneous")
+    return pin_all(a, (args, kwargs), f"{a.operator} is not positively homogeneous")
 
 
 @rule(FAMILY, *RECURRENT)
 def recurrent(a: Analysis, *args: Any, **kwargs: Any) -> Any:
     """Fused cells; a recurrence that is written out in the model is analysed step by step."""
-    return _pin_all(
-        a, args, kwargs, f"{a.operator} is one fused operator, whose inner scales are not analysed"
+    return pin_all(
+        a, (args, kwargs), f"{a.operator} is one fused operator, whose inner scales are not analysed"
     )
-
-
-def _pin_all(a: Analysis, args: Any, kwargs: Any, reason: str) -> Any:
-    for value in pytree.tree_leaves((args, kwargs)):
-        a.pin(value, reason)
-    return pinned_output(a)

@@ -78,8 +78,14 @@ def evaluate(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 def pin_unknown(analysis: Analysis, node: fx.Node, args: Any, kwargs: Any) -> Any:
     """No rule: whatever enters keeps scale one, and so does what comes out."""
-    for value in pytree.tree_leaves((args, kwargs)):
-        analysis.pin(value, f"{operator_name(node)} has no rule: it may not be positively homogeneous")
+    reason = f"{operator_name(node)} has no rule: it may not be positively homogeneous"
+    return pin_all(analysis, (args, kwargs), reason)
+
+
+def pin_all(analysis: Analysis, arguments: Any, reason: str) -> Any:
+    """Pin what enters the current operator; so is what comes out."""
+    for value in pytree.tree_leaves(arguments):
+        analysis.pin(value, reason)
     return pinned_output(analysis)
 
 
@@ -87,8 +93,13 @@ def pinned_output(analysis: Analysis) -> Any:
     """The current operator's outputs at scale one."""
     zero = torch.zeros((), dtype=torch.float64)
     return pytree.tree_map(
-        lambda v: Scaled(zero.expand(v.shape)) if isinstance(v, Tensor) else v, analysis.output
+        lambda v: Scaled(zero.expand(_sizes(v))) if isinstance(v, Tensor) else v, analysis.output
     )
+
+
+def _sizes(tensor: Tensor) -> list[int]:
+    """The sizes, one where they are known only when the model runs."""
+    return [n if isinstance(n, int) else 1 for n in tensor.shape]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
