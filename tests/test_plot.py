@@ -47,7 +47,7 @@ def test_energy(tmp_path: Path, count: int, suffix: str) -> None:
 
 def test_energy_draws_one_dot_per_live_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(plot, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append(figure))
     before, after = layers(3), layers(3)
     before["layer0.weight"][0] = 0  # a dead channel has no place on a log axis
     plot.energy(tmp_path / "e.png", before, after)

@@ -49,7 +49,7 @@ def check_path(path: Path) -> None:
     """Refuse what could not be drawn, before the work that leads to it."""
     if path.suffix.lower() not in SUFFIXES:
         raise ArgumentError(f"{path}: unknown kind of picture; use {', '.join(SUFFIXES)}")
-    _figure(1, 1)
+    canvas(1, 1)
 
 
 def energy(
@@ -61,21 +61,21 @@ def energy(
     if not before:
         raise ArgumentError(f"{path}: the model has no weight of two or more dimensions to draw")
     names = list(before)
-    figure = _figure(min(7 + 0.16 * len(names), 20), 6.6 if len(names) <= NAMED_LAYERS else 5.8)
+    figure = canvas(min(7 + 0.16 * len(names), 20), 6.6 if len(names) <= NAMED_LAYERS else 5.8)
     top = figure.add_subplot(2, 1, 1)
     bottom = figure.add_subplot(2, 1, 2, sharex=top, sharey=top)
     for axes, norms, colour, label in ((top, before, BEFORE, "before"), (bottom, after, AFTER, "after")):
         _dots(axes, [norms[name] for name in names], colour)
         axes.set_title(label, loc="left", color=colour, fontweight="bold", fontsize=11)
         axes.set_ylabel("channel norm")
-    _log_axis(top)
+    log_axis(top)
     top.tick_params(axis="x", labelbottom=False)
     _layer_axis(bottom, names)
     dead = sum(int((before[name] == 0).sum()) for name in names)
     note = f"not shown: channels of norm zero ({dead})" if dead else ""
     figure.suptitle(title or "Energy of every layer, one dot per channel", x=0.01, ha="left", fontsize=13)
     figure.text(0.99, 0.985, note, ha="right", va="top", fontsize=9, color=INK)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _dots(axes: Axes, layers: Sequence[Tensor], colour: str) -> None:
@@ -95,7 +95,7 @@ def _dots(axes: Axes, layers: Sequence[Tensor], colour: str) -> None:
         axes.hlines(float(shown.median()), index - 0.36, index + 0.36, color=INK, linewidth=1.3)
 
 
-def _log_axis(axes: Axes) -> None:
+def log_axis(axes: Axes) -> None:
     """A log axis with readable numbers, also where it spans less than a power of ten."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -127,7 +127,7 @@ def cycles(path: str | Path, curves: Mapping[str, Mapping[str, Points]], title: 
     """
     path = Path(path)
     check_path(path)
-    figure = _figure(10, 4.6)
+    figure = canvas(10, 4.6)
     left, right = figure.subplots(1, 2)
     for (network, solvers), line in zip(curves.items(), LINES, strict=False):
         least = min(norm for points in solvers.values() for _, norm in points)
@@ -150,10 +150,11 @@ def cycles(path: str | Path, curves: Mapping[str, Mapping[str, Points]], title: 
         *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False
     )
     figure.suptitle(title or "Norm of the weights against cycles", x=0.01, ha="left", fontsize=13)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _figure(width: float, height: float) -> Figure:
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -162,9 +163,14 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix, in the style of all our pictures."""
+    from matplotlib import rc_context
+
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
-    write_atomically(path, lambda temporary: figure.savefig(temporary))
+    undated = {"Date": None} if path.suffix.lower() == ".svg" else {}
+    with rc_context({"svg.hashsalt": path.name}):  # equal data give equal files
+        write_atomically(path, lambda temporary: figure.savefig(temporary, metadata=undated))
