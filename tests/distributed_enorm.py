@@ -7,6 +7,7 @@ replicas of two shards).
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -115,6 +116,7 @@ def main(case: str, path: str) -> None:
         torch.save(
             {"weights": full, "total": totals[0], "norm": norm, "residual": residual, "sizes": sizes}, path
         )
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -136,3 +138,6 @@ def descend_on(
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    # A thread of gloo that wants the interpreter while it shuts down aborts the process (seen on a busy machine).
+    sys.stderr.flush()
+    os._exit(0)

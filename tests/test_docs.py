@@ -17,17 +17,15 @@ def test_supported_operators_are_current() -> None:
     assert written == page(), "run `python -m equinorm.rules` and commit docs/supported-ops.md"
 
 
-def examples() -> list[str]:
-    pages = [ROOT / "README.md", ROOT / "docs/how-it-works.md"]
-    return [
-        code for page in pages for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    ]
-
-
-@pytest.mark.parametrize("code", examples(), ids=lambda code: code.strip().splitlines()[-1][:40])
-def test_examples_run(code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md", "docs/training.md"])
+def test_examples_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A page's examples, pasted one after another into one session."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "example", "exec"), {})
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    session: dict[str, object] = {}
+    for number, code in enumerate(examples, start=1):
+        exec(compile(code, f"{page}, example {number}", "exec"), session)
 
 
 def test_links_lead_somewhere() -> None:
