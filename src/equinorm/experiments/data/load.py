@@ -1,0 +1,99 @@
+"""``load``: a data set by name, from a folder, downloaded, or in its place scikit-learn's digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equinorm.errors import ArgumentError
+from equinorm.experiments.data import cifar10, digits, mnist
+from equinorm.experiments.data.interface import PLAIN, Augmentation, Data
+from equinorm.experiments.data.memory import Images, MemorySplit, Normalize
+from equinorm.experiments.data.partition import partition
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that fits into memory."""
+
+    title: str
+    complete: int  # training examples as published
+    shape: tuple[int, int]  # channels and size of its images, for a stand-in
+    read: Callable[[Path], tuple[Images, Images]]
+    fetch: Callable[[Path], None]
+
+
+SOURCES = {
+    "mnist": Source("MNIST", 60_000, (1, 28), mnist.read, mnist.fetch),
+    "cifar10": Source("CIFAR-10", 50_000, (3, 32), cifar10.read, cifar10.fetch),
+}
+CLASSES = 10
+DATASETS = (*SOURCES, "imagenet")
+
+
+def load(
+    dataset: str,
+    data_dir: Path | None,
+    *,
+    augmentation: Augmentation = PLAIN,
+    validation: int = 0,
+    limit: int | None = None,
+    device: torch.device | str = "cpu",
+    download: bool = False,
+    workers: int = 4,
+    seed: int = 0,
+) -> Data:
+    """Load ``mnist``, ``cifar10`` or ``imagenet``.
+
+    Args:
+        dataset: which; without ``data_dir``, MNIST and CIFAR-10 are replaced by enlarged digits.
+        data_dir: where the files are, or are downloaded to.
+        augmentation: crops and flips.
+        validation: how many training examples to hold out, chosen by ``seed`` (the same share of a data set
+            that is smaller than the published one).
+        limit: use only so many training examples, and the same share of the others.
+        device: where batches are made, and MNIST and CIFAR-10 are held.
+        download: fetch what is missing into ``data_dir`` first.
+        workers: processes that decode images (ImageNet).
+        seed: of the choices by ``validation`` and ``limit``.
+    """
+    if dataset not in SOURCES:
+        raise ArgumentError(f"dataset={dataset!r} is unknown: use {', '.join(DATASETS)}")
+    source = SOURCES[dataset]
+    train, test, origin = _read(source, data_dir, download)
+    parts = partition(
+        len(train), len(test), complete=source.complete, validation=validation, limit=limit, seed=seed
+    )
+    normalize = Normalize.of(train.select(parts.train).to(device))
+
+    def split(images: Images, index: Tensor) -> MemorySplit:
+        return MemorySplit(images.select(index).to(device), normalize, augmentation)
+
+    training = split(train, parts.train)
+    return Data(
+        name=dataset,
+        note=f"{origin}: {parts.counts}",
+        train=training,
+        validation=split(train, parts.validation) if len(parts.validation) else None,
+        test=split(test, parts.test),
+        shape=training.shape,
+        classes=CLASSES,
+    )
+
+
+def _read(source: Source, data_dir: Path | None, download: bool) -> tuple[Images, Images, str]:
+    if data_dir is None:
+        if download:
+            raise ArgumentError("download: give a data directory to download into (--data-dir)")
+        channels, size = source.shape
+        stand_in = f"scikit-learn's digits, enlarged to {channels}×{size}×{size}, in place of {source.title}"
+        return *digits.read(channels, size), f"{stand_in} (no --data-dir given)"
+    if download:
+        source.fetch(data_dir)
+    train, test = source.read(data_dir)
+    excerpt = "" if len(train) == source.complete else " (not the published files)"
+    return train, test, source.title + excerpt
