@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from equinorm.errors import ArgumentError
-from equinorm.experiments.data import cifar10, digits, mnist
+from equinorm.experiments.data import cifar10, digits, imagenet, mnist
 from equinorm.experiments.data.interface import PLAIN, Augmentation, Data
 from equinorm.experiments.data.memory import Images, MemorySplit, Normalize
-from equinorm.experiments.data.partition import partition
+from equinorm.experiments.data.partition import Whole, divide
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,30 @@ def load(
         workers: processes that decode images (ImageNet).
         seed: of the choices by ``validation`` and ``limit``.
     """
-    if dataset not in SOURCES:
+    if dataset not in DATASETS:
         raise ArgumentError(f"dataset={dataset!r} is unknown: use {', '.join(DATASETS)}")
-    source = SOURCES[dataset]
-    train, test, origin = _read(source, data_dir, download)
-    parts = partition(
-        len(train), len(test), complete=source.complete, validation=validation, limit=limit, seed=seed
-    )
-    normalize = Normalize.of(train.select(parts.train).to(device))
-
-    def split(images: Images, index: Tensor) -> MemorySplit:
-        return MemorySplit(images.select(index).to(device), normalize, augmentation)
-
-    training = split(train, parts.train)
-    return Data(
-        name=dataset,
-        note=f"{origin}: {parts.counts}",
-        train=training,
-        validation=split(train, parts.validation) if len(parts.validation) else None,
-        test=split(test, parts.test),
-        shape=training.shape,
-        classes=CLASSES,
-    )
-
-
-def _read(source: Source, data_dir: Path | None, download: bool) -> tuple[Images, Images, str]:
-    if data_dir is None:
+    if download and data_dir is None:
+        raise ArgumentError("download: give a data directory to download into (--data-dir)")
+    if dataset == "imagenet":
         if download:
-            raise ArgumentError("download: give a data directory to download into (--data-dir)")
+            raise ArgumentError("download: ImageNet cannot be fetched without an account at image-net.org")
+        whole = imagenet.read(data_dir, augmentation, device, workers)
+    else:
+        train, test, title = _images(SOURCES[dataset], data_dir, download)
+        normalize = Normalize.of(train.to(device))
+        whole = Whole(
+            title,
+            SOURCES[dataset].complete,
+            MemorySplit(train.to(device), normalize, augmentation),
+            MemorySplit(test.to(device), normalize, augmentation),
+            CLASSES,
+        )
+    return divide(dataset, whole, validation=validation, limit=limit, seed=seed)
+
+
+def _images(source: Source, data_dir: Path | None, download: bool) -> tuple[Images, Images, str]:
+    """Training and test images, and what they are."""
+    if data_dir is None:
         channels, size = source.shape
         stand_in = f"scikit-learn's digits, enlarged to {channels}×{size}×{size}, in place of {source.title}"
         return *digits.read(channels, size), f"{stand_in} (no --data-dir given)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Images:
         """The images of the given indices; no copy if they are all, in order."""
         if len(index) == len(self):
             return self
+        index = index.to(self.labels.device)
         return Images(self.pixels[index], self.labels[index])
 
     def to(self, device: torch.device | str) -> Images:
@@ -87,6 +88,10 @@ class MemorySplit:
         channels, height, width = self.images.pixels.shape[1:]
         crop = self.augmentation.crop
         return (channels, crop or height, crop or width)
+
+    def select(self, index: Tensor) -> MemorySplit:
+        """The images of the given indices, with the same statistics."""
+        return replace(self, images=self.images.select(index))
 
     def steps(self, batch_size: int, world: int = 1, training: bool = True) -> int:
         """See ``Split.steps``."""
