@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import equinorm
 from equinorm import checkpoint, demo, model_source, options, plot
+from equinorm.bench.commands import bench
 from equinorm.errors import ArgumentError
 
 app = typer.Typer(
@@ -108,6 +109,9 @@ def balance(
     else:
         print(report)
         print(f"wrote {output}" + (f" and {plot_to}" if plot_to else ""))
+
+
+app.command()(bench)
 
 
 @app.command("demo")

@@ -1,0 +1,197 @@
+"""``equinorm bench overhead``: what each normalisation adds to a training step.
+
+The paper counts the elements that a normalisation accesses (section "Computational advantage over BN and GN",
+Table 1): on a ResNet-18 BN 636 million at batch 256, GN 40 at batch 16, ENorm 12 at any batch. Here is the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from equinorm.bench import pictures
+from equinorm.bench.methods import BN, ENORM, GN, METHODS, NONE, Seconds, Training
+from equinorm.bench.networks import Network, count, paper_networks
+from equinorm.bench.output import Findings, Headline, Table, seconds, size, spread, times
+from equinorm.bench.resident import meter
+from equinorm.bench.room import Room
+from equinorm.bench.timing import Estimate, Rounds, differences, estimate, interleaved, ratios
+
+CLAIM = """A training step (forward, backward, SGD with momentum and weight decay) under each normalisation, all
+methods interleaved in every round; medians over rounds with distribution-free intervals. The cost of BN, GN and
+WN is the step's time less that of the step without normalisation in the same round; ENorm and ENorm-Impl are
+timed inside the step. Ratios are formed within rounds. None, ENorm and ENorm-Impl end in one batch norm of 1000
+(10) features where the paper's do; groups of GN are the networks' own (32 in convolutional ones)."""
+
+
+ROUNDS = Rounds(most=25, seconds=60.0, least=3)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained and for how long."""
+
+    batches: tuple[int, ...] = (16, 32, 64, 128, 256)  # of the ResNet
+    image: int = 224
+    methods: tuple[str, ...] = tuple(METHODS)
+    large: int = 128  # from this batch on, methods whose cost does not grow are left out, but for ENorm
+    rounds: Rounds = ROUNDS
+    networks: tuple[str, ...] = tuple(network.label for network in paper_networks())
+
+
+FULL = Settings()
+QUICK = Settings(batches=(4, 8), image=64, rounds=Rounds(most=7, seconds=4.0))
+
+
+def run(settings: Settings, device: torch.device, say: Callable[[str], None]) -> Findings:
+    """Measure every network at every batch that fits."""
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for network in paper_networks(settings.image, settings.batches):
+        if network.label in settings.networks:
+            found, told = _network(network, settings, device, say)
+            rows, notes = rows + found, notes + told
+    return Findings(
+        CLAIM,
+        rows,
+        [_table(rows)],
+        _headlines(rows),
+        notes,
+        partial(pictures.overhead, rows=rows),
+    )
+
+
+def _network(
+    network: Network, settings: Settings, device: torch.device, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    say(f"{network.label}: building it {len(settings.methods)} times")
+    room = Room(meter(device))
+    trainings = {name: Training(network, METHODS[name], device) for name in settings.methods}
+    rows, notes = [], []
+    for wanted in network.batches:
+        batch = room.allowed(wanted)
+        if not batch:
+            notes.append(f"{network.label}: no room for batch {wanted}")
+            break
+        if batch < wanted:
+            notes.append(
+                f"{network.label}: no room for batch {wanted}; {batch} is the largest there is room for"
+            )
+        names = [n for n in trainings if batch < settings.large or METHODS[n].grows or n == ENORM]
+        say(f"{network.label}, batch {batch}: {', '.join(names)}")
+        x, y = network.data(batch, device)
+        steps = {name: partial(trainings[name].step, x, y) for name in names}
+        taken = interleaved(steps, settings.rounds)
+        parameters = count(trainings[NONE].model)
+        rows.append(row(network.label, batch, parameters, taken) | {"peak_bytes": room.measured(batch)})
+        if batch < wanted:
+            break
+    largest = room.largest()
+    if largest is not None:
+        notes.append(f"{network.label}: memory would take batches up to about {largest}")
+    return rows, notes
+
+
+def row(network: str, batch: int, parameters: int, taken: Mapping[str, Sequence[Seconds]]) -> dict[str, Any]:
+    """The estimates for one network and batch, from the seconds of each method's steps."""
+    steps = {name: [s.step for s in found] for name, found in taken.items()}
+    added = {name: differences(steps[name], steps[NONE]) for name in taken if name != NONE}
+    own = {name: [s.own for s in found] for name, found in taken.items() if METHODS[name].is_timed_inside}
+    costs = added | own
+    methods = {
+        name: {
+            "step": estimate(steps[name]),
+            "to_none": estimate(ratios(steps[name], steps[NONE])),
+            "cost": estimate(costs[name]) if name in costs else None,
+            "share_of_step": estimate(ratios(costs[name], steps[NONE])) if name in costs else None,
+            "difference": estimate(added[name]) if name in added else None,
+            "timed_inside": name in own,
+        }
+        for name in taken
+    }
+    cheaper = {
+        name: {other: estimate(ratios(added[other], own[name])) for other in added if other not in own}
+        for name in own
+    }
+    return {
+        "network": network,
+        "parameters": parameters,
+        "batch": batch,
+        "methods": methods,
+        "times_cheaper": cheaper,
+    }
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    header = (
+        "network, batch",
+        "method",
+        "step",
+        "to none",
+        "cost of normalising",
+        "% of a step",
+        "× below BN",
+        "× below GN",
+    )
+    lines = []
+    for found in rows:
+        for name, method in found["methods"].items():
+            cost, below = method["cost"], found["times_cheaper"].get(name, {})
+            lines.append(
+                (
+                    f"{found['network']}, {found['batch']}",
+                    name,
+                    seconds(method["step"]),
+                    f"{method['to_none'].median:.3f}",
+                    "" if cost is None else spread(cost, seconds),
+                    "" if cost is None else f"{100 * method['share_of_step'].median:.2f}",
+                    spread(below[BN], times) if BN in below else "",
+                    spread(below[GN], times) if GN in below else "",
+                )
+            )
+    return Table("a training step, and what normalising costs of it", header, lines)
+
+
+def _headlines(rows: Sequence[Mapping[str, Any]]) -> list[Headline]:
+    resnet = {found["batch"]: found for found in rows if found["network"].startswith("ResNet")}
+    lines = []
+    if resnet:
+        largest = max(resnet)
+        lines += _below(resnet, largest, BN, 150, exact=256) + _below(resnet, 16, GN, 10, exact=16)
+        peak = resnet[largest]["peak_bytes"]
+        if peak:
+            lines.append(Headline(f"ResNet-18-C, batch {largest}: peak memory", size(peak)))
+    for name in ("ENorm", "ENorm, compiled", "ENorm-Impl"):
+        method = resnet.get(32, {"methods": {}})["methods"].get(name)
+        if method:
+            share: Estimate = method["share_of_step"]
+            bound = 0.05 if name == "ENorm-Impl" else 0.02
+            lines.append(
+                Headline(
+                    f"ResNet-18-C, batch 32: {name}'s share of a training step",
+                    spread(share, "{:.2%}".format),
+                    f"≤ {bound:.0%}",
+                    share.median <= bound,
+                )
+            )
+    return lines
+
+
+def _below(
+    resnet: Mapping[int, Mapping[str, Any]], batch: int, rival: str, least: float, exact: int
+) -> list[Headline]:
+    """How many times cheaper ENorm is than a rival; the target is for one batch."""
+    ratio = resnet.get(batch, {"times_cheaper": {}})["times_cheaper"].get(ENORM, {}).get(rival)
+    if ratio is None:
+        return []
+    target = f"≥ {least:g}×" if batch == exact else ""
+    met = ratio.median >= least if batch == exact else None
+    return [
+        Headline(
+            f"ResNet-18-C, batch {batch}: ENorm is cheaper than {rival}", spread(ratio, times), target, met
+        )
+    ]

@@ -1,0 +1,182 @@
+"""``equinorm bench step``: ``ENorm.step()`` against SGD's step, a plain Algorithm 1, and the memory's bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import equinorm
+from equinorm.bench import pictures
+from equinorm.bench.algorithm import plain_step
+from equinorm.bench.machine import BUFFER, Bandwidth
+from equinorm.bench.networks import count, mlp, paper_networks
+from equinorm.bench.output import Findings, Headline, Table, seconds, size, spread, times
+from equinorm.bench.resident import meter
+from equinorm.bench.room import SHARE
+from equinorm.bench.timing import Estimate, Rounds, estimate, interleaved, ratios, seconds_of
+
+CLAIM = """One call of ENorm.step(), as it comes and compiled, against one step of SGD(momentum=0.9,
+foreach=True) on the same parameters and against Algorithms 1 and 2 written plainly, all interleaved in every
+round; medians over rounds. The limit is the traffic that cannot be avoided (each float32 weight read once for
+the norms; each weight and each momentum read and written once: 20 bytes per parameter that moves) at the best
+bandwidth that a plain pass over 256 MB (a read, a copy, a scaling in place) reached in the same rounds. A
+network that fits into the caches can beat it."""
+
+NORMS, SCALING = 4, 16  # bytes per float32 parameter: read the weight; read and write weight and momentum
+SGD, PLAIN, ENORM, COMPILED = "SGD", "plain Algorithm 1", "ENorm", "ENorm, compiled"
+NEEDED = (
+    14  # bytes per parameter while this runs: weight, gradient, momentum, and the plain algorithm's squares
+)
+
+
+ROUNDS = Rounds(most=31, seconds=10.0, least=5)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which networks, and how long."""
+
+    parameters: tuple[int, ...] = (100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)  # of MLPs
+    networks: tuple[str, ...] = tuple(network.label for network in paper_networks())
+    compiled: bool = True
+    buffer: int = BUFFER
+    rounds: Rounds = ROUNDS
+
+
+FULL = Settings()
+QUICK = Settings((100_000, 1_000_000, 10_000_000), rounds=Rounds(most=11, seconds=3.0, least=5))
+
+
+def run(settings: Settings, device: torch.device, say: Callable[[str], None]) -> Findings:
+    """Measure every network."""
+    cases: list[tuple[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]]] = [
+        (n.label, partial(_built, n.build, n.shape))
+        for n in paper_networks(64)
+        if n.label in settings.networks
+    ]
+    cases += [(f"MLP, {wanted:,}", partial(mlp, wanted)) for wanted in settings.parameters]
+    sizes = [0] * (len(cases) - len(settings.parameters)) + list(settings.parameters)
+    rows, notes = [], []
+    for (label, build), wanted in zip(cases, sizes, strict=True):
+        memory = meter(device)
+        if memory is not None and wanted * NEEDED > SHARE * memory.available():
+            notes.append(f"{label}: left out, it needs {size(wanted * NEEDED)} of memory")
+            continue
+        say(label)
+        model, shape = build()
+        rows.append({"network": label} | measure(model.to(device), shape, settings, device))
+    return Findings(
+        CLAIM,
+        rows,
+        [_table(rows)],
+        _headlines(rows),
+        notes,
+        partial(pictures.step, rows=rows),
+    )
+
+
+def _built(build: Callable[[Any], nn.Module], shape: tuple[int, ...]) -> tuple[nn.Module, tuple[int, ...]]:
+    return build("none"), shape
+
+
+def measure(
+    model: nn.Module, shape: tuple[int, ...], settings: Settings, device: torch.device
+) -> dict[str, Any]:
+    """Seconds by rival, and what they mean against SGD and against the bandwidth."""
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, foreach=True)
+    optimizer.step()
+    found = equinorm.symmetries(model, torch.zeros(2, *shape, device=device))
+    works: dict[str, Callable[[], object]] = {
+        SGD: optimizer.step,
+        PLAIN: plain_step(model, found, optimizer),
+        ENORM: equinorm.ENorm(model, optimizer, symmetries=found).step,
+    }
+    if settings.compiled:
+        works[COMPILED] = equinorm.ENorm(model, optimizer, symmetries=found, compile=True).step
+        works[COMPILED]()  # compiles
+    calls = {name: partial(seconds_of, work, device) for name, work in works.items()}
+    passes = Bandwidth(device, settings.buffer).passes()
+    taken = interleaved(calls | {name: call for name, (call, _) in passes.items()}, settings.rounds)
+    rates = {name: [size / s for s in taken[name]] for name, (_, size) in passes.items()}
+    best = [max(at) for at in zip(*rates.values(), strict=True)]
+    traffic = traffic_of(model, found)
+    return {
+        "parameters": count(model),
+        "traffic_bytes": traffic,
+        "bandwidth": {name: estimate(values) for name, values in rates.items()},
+        "seconds": {name: estimate(taken[name]) for name in calls},
+        "to_sgd": {name: estimate(ratios(taken[name], taken[SGD])) for name in calls if name != SGD},
+        "limit_seconds": estimate([traffic / rate for rate in best]),
+        "limit_to_sgd": estimate([traffic / r / s for r, s in zip(best, taken[SGD], strict=True)]),
+        "share_of_limit": {
+            name: estimate([traffic / r / s for r, s in zip(best, taken[name], strict=True)])
+            for name in calls
+            if name != SGD
+        },
+    }
+
+
+def traffic_of(model: nn.Module, found: equinorm.Symmetries) -> int:
+    """Bytes that one step must move: norms of every counted weight, scaling of every parameter that moves."""
+    sizes = {
+        name: parameter.numel() * parameter.element_size() for name, parameter in model.named_parameters()
+    }
+    moving = [s for s in found.scalings if s.plus.any() or s.minus.any()]
+    counted = {s.parameter for s in moving if s.counted}
+    norms = sum(sizes[name] for name in counted) * NORMS // 4
+    return norms + sum(sizes[name] for name in {s.parameter for s in moving}) * SCALING // 4
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    header = (
+        "network",
+        "parameters",
+        "SGD",
+        "plain",
+        "ENorm",
+        "compiled",
+        "ENorm % of limit",
+        "compiled %",
+        "limit",
+    )
+    lines = []
+    for row in rows:
+        ratio, share = row["to_sgd"], row["share_of_limit"]
+        lines.append(
+            (
+                row["network"],
+                f"{row['parameters']:,}",
+                seconds(row["seconds"][SGD]),
+                *(times(ratio[name].median) if name in ratio else "" for name in (PLAIN, ENORM, COMPILED)),
+                *(f"{100 * share[name].median:.0f}" if name in share else "" for name in (ENORM, COMPILED)),
+                times(row["limit_to_sgd"].median),
+            )
+        )
+    return Table("seconds of SGD's step; the others as multiples of it", header, lines)
+
+
+def _headlines(rows: Sequence[Mapping[str, Any]]) -> list[Headline]:
+    lines = []
+    for row in rows:
+        for name, most in ((ENORM, 1.5), (COMPILED, 1.0)):
+            if name in row["to_sgd"] and not row["network"].startswith("MLP"):
+                ratio: Estimate = row["to_sgd"][name]
+                what = (
+                    f"{row['network']}: {name}.step() to SGD's"
+                    if name == ENORM
+                    else f"{row['network']}: compiled"
+                )
+                lines.append(Headline(what, spread(ratio, times), f"≤ {most:g}×", ratio.median <= most))
+    large = [row for row in rows if row["network"].startswith("MLP") and row["parameters"] >= 9e6]
+    for row in large:
+        share: Estimate = row["share_of_limit"][ENORM]
+        what = f"{row['network']} parameters: ENorm.step()'s share of the bandwidth limit"
+        lines.append(Headline(what, spread(share, "{:.0%}".format), "≥ 60%", share.median >= 0.6))
+    return lines
