@@ -78,8 +78,8 @@ def _initialize_layer(
     shape = [-1 if dim == channel else 1 for dim in range(output.dim())]
     linear = output if layer.bias is None else output - layer.bias.view(shape)
     variance, mean = torch.var_mean(linear, others, correction=0, keepdim=True)
-    # Rounding leaves a constant a tiny variance; dividing by that would blow it up.
-    floor = torch.finfo(output.dtype).eps * mean.abs()
+    # Rounding gives a constant channel a tiny variance; dividing by its root would blow it up.
+    floor = 10 * torch.finfo(output.dtype).eps * linear.abs().amax(others, keepdim=True)
     sigma = torch.where(variance.sqrt() > floor, variance.sqrt(), 1.0)
     gain = layer.get_parameter("parametrizations.weight.original0")
     gain.div_(sigma.view(-1, *[1] * (gain.dim() - 1)))
