@@ -19,6 +19,9 @@ import equinorm
 from equinorm import checkpoint, demo, model_source, options, plot
 from equinorm.bench.commands import bench
 from equinorm.errors import ArgumentError
+from equinorm.experiments.commands import sweep, train
+from equinorm.experiments.reproduce.commands import report as _report
+from equinorm.experiments.reproduce.commands import reproduce
 
 app = typer.Typer(
     help="Find every positive-rescaling symmetry of a PyTorch model; move its weights to the minimal norm.",
@@ -112,6 +115,10 @@ def balance(
 
 
 app.command()(bench)
+app.command()(train)
+app.command()(sweep)
+app.command()(reproduce)
+app.command("report")(_report)
 
 
 @app.command("demo")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from equinorm.experiments.companions import (
     Companion,
@@ -26,6 +27,7 @@ class Method:
         weight_decay: overrules the recipe's.
         c: has the asymmetric scaling c.
         cycles: ENorm's cycles after each step ("by default we perform one"), None without ENorm.
+        grids: what sweeps search beside the recipe's learning rates and groups.
     """
 
     norm: Norm
@@ -35,6 +37,7 @@ class Method:
     weight_decay: float | None = None
     c: bool = False
     cycles: int | None = None
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 METHODS: dict[str, Method] = {
@@ -48,6 +51,7 @@ METHODS: dict[str, Method] = {
     "enorm": Method("none", Explicit, final_bn=True, c=True, cycles=1),
     "enorm+bn": Method("bn", ExplicitIgnoringNorms, c=True, cycles=1),
     # The paper runs it on CIFAR-10 FC alone; the final BN elsewhere is ours, as for enorm.
-    "enorm-impl": Method("none", Implicit, final_bn=True, c=True),
+    # "we additionally cross-validated lambda"; these values are ours.
+    "enorm-impl": Method("none", Implicit, final_bn=True, c=True, grids={"weight_decay": (1e-4, 1e-3, 1e-2)}),
 }
 """Every method by name; the recipes hold each method's c."""

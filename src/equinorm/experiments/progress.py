@@ -68,8 +68,16 @@ class Bar(Lines):
 
 
 @contextmanager
-def shown(settings: Settings, steps: int, done: int, quiet: bool) -> Iterator[Silent]:
-    """Show a run of ``steps`` steps, of which so many are done, on standard error."""
+def shown(settings: Settings, note: str, steps: int, done: int, quiet: bool) -> Iterator[Silent]:
+    """Show a run on standard error.
+
+    Args:
+        settings: of the run.
+        note: what its data really are.
+        steps: per epoch.
+        done: epochs that are done.
+        quiet: show nothing.
+    """
     if quiet:
         yield Silent()
         return
@@ -77,24 +85,30 @@ def shown(settings: Settings, steps: int, done: int, quiet: bool) -> Iterator[Si
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    going_on = f", going on after epoch {done}" if done else ""
+    console.print(
+        f"{settings.recipe}, {settings.method}, lr {settings.lr:g}{going_on}. {note}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if not console.is_terminal:
         yield Lines(settings, console)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
     times = (TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=steps, completed=done, state="")
+        task = bar.add_task("starting", total=settings.epochs * steps, completed=done * steps, state="")
         yield Bar(settings, console, bar, task)
 
 
 class Board:
-    """The epochs' metrics in TensorBoard's files; epochs after a resumed checkpoint replace those of before."""
+    """The epochs' metrics in TensorBoard's files; an epoch that is done again replaces what was there."""
 
-    def __init__(self, folder: Path, done: int) -> None:
+    def __init__(self, folder: Path) -> None:
         require("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder))
 
     def epoch(self, row: Row) -> None:
         """Write an epoch's metrics."""

@@ -277,7 +277,8 @@ RECIPES: dict[str, Recipe] = {
 def known(kind: str, name: str, table: Mapping[str, Any]) -> None:
     """Refuse a name that is not in a table, with the closest one that is."""
     if name not in table:
-        close = difflib.get_close_matches(str(name), table, n=1)
+        close = [entry for entry in table if name and entry.startswith(str(name))]
+        close = close or difflib.get_close_matches(str(name), table, n=1)
         hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(table)}"
         raise ArgumentError(f"unknown {kind} {name!r}; {hint}")
 

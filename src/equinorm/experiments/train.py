@@ -50,26 +50,24 @@ def train(
         world.barrier()  # nobody writes before everybody has looked
         if ended is not None:
             return ended
+        trainer = Trainer(settings, data, world)  # what cannot be built leaves no folder behind
         with files.locked() if world.rank == 0 else contextlib.nullcontext():
-            return _run(settings, data, world, files, tensorboard, quiet or world.rank > 0)
+            return _run(trainer, files, tensorboard, quiet or world.rank > 0)
 
 
-def _run(
-    settings: Settings, data: Data, world: World, files: Folder, tensorboard: bool, quiet: bool
-) -> Result:
+def _run(trainer: Trainer, files: Folder, tensorboard: bool, quiet: bool) -> Result:
+    settings, world = trainer.settings, trainer.world
+    first = world.rank == 0
+    board = Board(files.path) if tensorboard and first else None
     state = files.checkpoint()
-    trainer = Trainer(settings, data, world)
     if state is not None:
         trainer.load_state_dict(state)
-    first = world.rank == 0
     if first:
         files.start(trainer.history)
-    board = Board(files.path, trainer.epoch) if tensorboard and first else None
     diverged_at = None
-    total = settings.epochs * trainer.steps
     with (
         contextlib.closing(board) if board else contextlib.nullcontext(),
-        shown(settings, total, trainer.epoch * trainer.steps, quiet) as progress,
+        shown(settings, trainer.data.note, trainer.steps, trainer.epoch, quiet) as progress,
     ):
         while trainer.epoch < settings.epochs and diverged_at is None:
             try:
@@ -146,3 +144,14 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
     """Leave the caller's random generators as they were."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
+
+
+def describe(result: Result) -> str:
+    """The result in a line."""
+    if result.diverged_at is not None:
+        return "diverged at epoch {epoch}, step {step}: the loss is not finite; lower --lr".format(
+            **result.diverged_at
+        )
+    recipe = RECIPES[result.settings.recipe]
+    over = f", median of the last {recipe.last} epochs" if recipe.last > 1 else ""
+    return f"finished: {recipe.headline} {result.metric} {result.final:.4g}{over}"
