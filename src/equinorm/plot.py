@@ -65,7 +65,7 @@ def energy(
     top = figure.add_subplot(2, 1, 1)
     bottom = figure.add_subplot(2, 1, 2, sharex=top, sharey=top)
     for axes, norms, colour, label in ((top, before, BEFORE, "before"), (bottom, after, AFTER, "after")):
-        _dots(axes, [norms[name] for name in names], colour)
+        dots(axes, [norms[name] for name in names], colour)
         axes.set_title(label, loc="left", color=colour, fontweight="bold", fontsize=11)
         axes.set_ylabel("channel norm")
     log_axis(top)
@@ -78,7 +78,7 @@ def energy(
     save(figure, path)
 
 
-def _dots(axes: Axes, layers: Sequence[Tensor], colour: str) -> None:
+def dots(axes: Axes, layers: Sequence[Tensor], colour: str) -> None:
     """Jittered dots, and a bar at the median; deterministic, so that equal data give equal pictures."""
     import numpy as np
 

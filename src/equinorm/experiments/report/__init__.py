@@ -1,0 +1,1 @@
+"""Results as people read them: one HTML page, and the table in the README."""

@@ -1,0 +1,1 @@
+"""The paper's figures and tables, each by name: what it runs, the paper's numbers, ours beside them."""
