@@ -51,6 +51,11 @@ def test_sizes(name: str) -> None:
     assert parameters(MODELS[name][0]()) == SIZES[name]
 
 
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_type_b_with_batch_norm_has_the_size_of_torchvisions(name: str, size: int) -> None:
+    assert parameters(MODELS[name][0](norm="bn")) == size
+
+
 def test_type_c_sizes_are_those_of_table_1() -> None:
     assert round(parameters(resnet18c()) / 1e6) == 12
     assert round(parameters(resnet50c()) / 1e6, 1) == 40.1
@@ -64,6 +69,35 @@ def test_he_initialisation() -> None:
                 assert math.isclose(weight.var().item(), variance, rel_tol=0.1), name
             elif weight.ndim == 1:
                 assert (weight == 0).all(), name
+
+
+def test_weight_normalisation_starts_from_he_s_weights() -> None:
+    torch.manual_seed(0)
+    plain = cifar_nv()
+    torch.manual_seed(0)
+    polar = cifar_nv(norm="wn")
+    for a, b in zip(plain, polar, strict=True):
+        if isinstance(a, nn.Conv2d | nn.Linear):
+            torch.testing.assert_close(a.weight, b.weight)
+
+
+GROUPS = {
+    "mnist_autoencoder": (5, 10, 20, 50),
+    "cifar10_fc": (5, 10, 20, 50),
+    "cifar_nv": (4, 8, 16, 32, 64),
+    "resnet18c": (32,),
+    "resnet18": (32,),
+}
+"""Those that the paper cross-validates, or uses."""
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_papers_group_counts_fit(name: str) -> None:
+    for groups in GROUPS[name]:
+        norms = [
+            m for m in MODELS[name][0](norm="gn", groups=groups).modules() if isinstance(m, nn.GroupNorm)
+        ]
+        assert norms and {norm.num_groups for norm in norms} == {groups}
 
 
 def test_depth_is_the_number_of_square_layers() -> None:

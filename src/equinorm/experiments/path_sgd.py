@@ -35,14 +35,12 @@ from equinorm.errors import EquinormError
 from equinorm.trace import Trace, trace
 
 
-def _window_mean(average: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
-    """Max pooling as a mean over the entries of each window, padding left out."""
+def _window_mean(average: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Max pooling (never dilated: ``_is_supported``) as a mean over each window's entries, without padding."""
 
     def pool(
         x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> Tensor:
-        if any(d != 1 for d in (dilation if isinstance(dilation, (list, tuple)) else [dilation])):
-            raise EquinormError(f"Path-SGD: {name} with dilation {dilation} is not supported")
         return average(x, kernel, stride or kernel, padding, ceil_mode, count_include_pad=False)
 
     return pool
@@ -55,9 +53,9 @@ AS_IT_IS = {
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
 }
 REPLACED = {
-    "max_pool1d": _window_mean(functional.avg_pool1d, "max_pool1d"),
-    "max_pool2d": _window_mean(functional.avg_pool2d, "max_pool2d"),
-    "max_pool3d": _window_mean(functional.avg_pool3d, "max_pool3d"),
+    "max_pool1d": _window_mean(functional.avg_pool1d),
+    "max_pool2d": _window_mean(functional.avg_pool2d),
+    "max_pool3d": _window_mean(functional.avg_pool3d),
 }
 SUPPORTED = "linear and convolutional layers, ReLU, max and average pooling, flatten and additions"
 
@@ -139,4 +137,7 @@ def _is_supported(node: fx.Node, parameters: Container[str]) -> bool:
     if operator.startswith(("linear", "conv")):
         weights = [a for a in node.args[1:3] if isinstance(a, fx.Node)]
         return operator in AS_IT_IS and all(weight.name in parameters for weight in weights)
-    return operator in AS_IT_IS or operator in REPLACED
+    if operator in REPLACED:
+        dilation = node.args[4] if len(node.args) > 4 else 1
+        return all(d == 1 for d in (dilation if isinstance(dilation, (list, tuple)) else [dilation]))
+    return operator in AS_IT_IS
