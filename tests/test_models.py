@@ -92,7 +92,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_papers_group_counts_fit_or_become_the_next_that_do(name: str) -> None:
+def test_the_papers_group_counts_fit_or_become_the_greatest_common_divisor(name: str) -> None:
     for groups in GROUPS[name]:
         norms = [
             m for m in MODELS[name][0](norm="gn", groups=groups).modules() if isinstance(m, nn.GroupNorm)
@@ -138,6 +138,7 @@ def test_the_last_batch_norm_follows_the_fc_layer() -> None:
     ("build", "options", "word"),
     [
         (cifar_nv, {"norm": "layer"}, "norm="),
+        (cifar_nv, {"norm": "gn", "groups": 7}, "groups=7 does not divide a layer of 128"),
         (cifar_nv, {"norm": "gn", "groups": 0}, "groups=0"),
         (cifar10_fc, {"depth": -1}, "depth=-1"),
         (resnet18c, {"shortcut_init": "zero"}, "shortcut_init="),

@@ -17,11 +17,13 @@ Convolutions have no bias (the paper's appendix on CNNs) unless ``bias=True``. W
 initialisation, normal with variance 2 / fan_in, biases start at zero.
 
 The paper cross-validates 20 groups for the auto-encoder, whose 250 channels they do not divide. Ours: such a layer
-gets the largest smaller number of groups that divides its channels, here 10.
+gets the greatest common divisor, here 10; where that is a single group, which would be layer normalisation, the number
+is refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +81,9 @@ class Normalization:
             flat = isinstance(layer, nn.Linear)
             return [nn.BatchNorm1d(channels) if flat else nn.BatchNorm2d(channels)]
         if self.norm == "gn":
-            fitting = max(groups for groups in range(1, self.groups + 1) if channels % groups == 0)
+            fitting = math.gcd(self.groups, channels)
+            if fitting == 1 < self.groups:
+                raise ArgumentError(f"groups={self.groups} does not divide a layer of {channels} channels")
             return [nn.GroupNorm(fitting, channels)]
         return []
 
