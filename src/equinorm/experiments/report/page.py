@@ -32,7 +32,7 @@ def write(path: Path, outcomes: Sequence[Outcome], results: Path) -> None:
 def page(outcomes: Sequence[Outcome], results: Path) -> str:
     """The page as text."""
     sections = "\n".join(_section(outcome, results / outcome.name) for outcome in outcomes)
-    quick = f"<p>{QUICK}</p>" if any(outcome.preset == "quick" for outcome in outcomes) else ""
+    quick = f"<p>{QUICK}</p>" if any(outcome.shortened for outcome in outcomes) else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -74,7 +74,7 @@ def _glance(outcome: Outcome) -> str:
 
 
 def _badge(outcome: Outcome) -> str:
-    return f'<span class="badge {escape(outcome.preset)}">{escape(outcome.preset)}</span>'
+    return f'<span class="badge {outcome.extent}">{outcome.extent}</span>'
 
 
 def _section(outcome: Outcome, folder: Path) -> str:

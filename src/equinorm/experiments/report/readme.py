@@ -29,12 +29,12 @@ def update(path: Path, outcomes: Sequence[Outcome], results: Path) -> None:
 def section(outcomes: Sequence[Outcome], link: str) -> str:
     """What stands between the markers: a table, and what to keep in mind."""
     rows = [
-        (f"[{o.name}]({link}/{o.name}/{TABLE})", o.claim, o.found, o.preset, f"{o.seconds / 60:.1f} min")
+        (f"[{o.name}]({link}/{o.name}/{TABLE})", o.claim, o.found, o.extent, f"{o.seconds / 60:.1f} min")
         for o in outcomes
     ]
-    table = Table(("Figure or table", "The paper says", "We found", "Preset", "Took"), tuple(rows))
+    table = Table(("Figure or table", "The paper says", "We found", "Extent", "Took"), tuple(rows))
     notes = []
-    if any(outcome.preset == "quick" for outcome in outcomes):
+    if any(outcome.shortened for outcome in outcomes):
         notes.append(
             "**`quick` runs are shortened** (fewer epochs, images, seeds: each linked table says what exactly); they "
             "show that everything runs, and tendencies, not the paper's numbers."

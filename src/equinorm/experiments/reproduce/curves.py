@@ -6,32 +6,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from equinorm.experiments.reproduce import pictures
+from equinorm.experiments.reproduce.case import Trained
 from equinorm.experiments.reproduce.results import Figure
 from equinorm.experiments.reproduce.summary import Summary
-from equinorm.experiments.result import Result
 
 FEW = 12
 """Up to so many points are marked."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a figure needs to know of a case: its line, its panel, its runs, and what they came to."""
-
-    line: str
-    panel: str
-    results: Sequence[Result]
-    summary: Summary
-
-
-class Drawing(Protocol):
-    """A figure of trained cases."""
-
-    def draw(self, folder: Path, cases: Sequence[Trained]) -> Figure:
-        """Draw into the folder."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +38,28 @@ class AgainstEpochs:
 
     def draw(self, folder: Path, cases: Sequence[Trained]) -> Figure:
         """One line per case of the panel; runs that diverged have none."""
-        chosen = [case for case in cases if self.panel in (None, case.panel)]
+        chosen = [one for one in cases if self.panel in (None, one.case.panel)]
         curves = [curve for curve in map(self._curve, chosen) if curve is not None]
         pictures.lines(
             folder,
             self.stem,
             self.title,
             curves,
-            pictures.Axis("epoch"),
+            pictures.Axis("epoch", whole=True),
             pictures.Axis(self.label, self.scale),
             markers=all(len(curve.x) <= FEW for curve in curves),
         )
-        return Figure(self.stem, self.caption + _missing([c.line for c in chosen], curves))
+        return Figure(self.stem, self.caption + _missing([one.case.line for one in chosen], curves))
 
-    def _curve(self, case: Trained) -> pictures.Curve | None:
-        histories = [result.history for result in case.results if result.status == "finished"]
+    def _curve(self, one: Trained) -> pictures.Curve | None:
+        histories = [result.history for result in one.results if result.status == "finished"]
         if not histories:
             return None
         epochs = [row["epoch"] for row in histories[0]]
         points = [Summary(tuple(h[k][self.column] for h in histories)) for k in range(len(epochs))]
         errors = [point.error for point in points]
         return pictures.Curve(
-            case.line,
+            one.case.line,
             epochs,
             [statistics.fmean(point.values) for point in points],
             None if None in errors else [error for error in errors if error is not None],
@@ -95,14 +77,14 @@ class AgainstDepth:
 
     def draw(self, folder: Path, cases: Sequence[Trained]) -> Figure:
         """One line per method through the depths at which it did not diverge."""
-        names = list(dict.fromkeys(case.line for case in cases))
+        names = list(dict.fromkeys(one.case.line for one in cases))
         curves = [curve for curve in (self._curve(name, cases) for name in names) if curve is not None]
         pictures.lines(
             folder,
             self.stem,
             self.title,
             curves,
-            pictures.Axis("p, layers of 500×500"),
+            pictures.Axis("p, layers of 500×500", whole=True),
             pictures.Axis(self.label),
             markers=True,
         )
@@ -110,10 +92,10 @@ class AgainstDepth:
 
     def _curve(self, name: str, cases: Sequence[Trained]) -> pictures.Curve | None:
         points = []
-        for case in cases:
-            mean, depth = case.summary.mean, case.results[0].settings.depth
-            if case.line == name and mean is not None and depth is not None:
-                points.append((depth, mean, case.summary.error or 0.0))
+        for one in cases:
+            mean, depth = one.summary.mean, one.case.overrides.get("depth")
+            if one.case.line == name and mean is not None and depth is not None:
+                points.append((depth, mean, one.summary.error or 0.0))
         if not points:
             return None
         x, y, errors = zip(*sorted(points), strict=True)

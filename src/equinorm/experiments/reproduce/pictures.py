@@ -55,10 +55,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows; ``scale`` is one of matplotlib's."""
+    """What an axis shows; ``scale`` is one of matplotlib's. ``whole``: only whole numbers are marked."""
 
     label: str
     scale: str = "linear"
+    whole: bool = False
 
 
 def lines(
@@ -91,12 +92,16 @@ def legend(figure: Figure, labels: Sequence[str], title: str | None = None) -> N
 
 
 def _scale(axes: Axes, x: Axis, y: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlabel(x.label, fontsize=11)
     axes.set_ylabel(y.label, fontsize=11)
     if x.scale == "symlog":
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter("{x:g}")
+    if x.whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if y.scale == "log":
         plot.log_axis(axes)
 

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from equinorm.experiments.recipes import RECIPES, Recipe, Settings, settings
-from equinorm.experiments.reproduce.curves import Drawing
+from equinorm.experiments.reproduce.case import Case, Trained
+from equinorm.experiments.reproduce.results import Figure
 from equinorm.experiments.result import Result
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of a table: a method with its settings, and what the paper printed for it.
-
-    Attributes:
-        label: the row.
-        line: the line in figures, one of ``pictures.STYLES``.
-        method: a name in ``METHODS``.
-        overrides: settings that differ from the recipe's.
-        paper: the paper's number; several where it disagrees with itself, none where it prints none.
-        panel: figures may draw only the cases of one panel.
-    """
-
-    label: str
-    line: str
-    method: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    paper: tuple[float, ...] = ()
-    panel: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +43,13 @@ def last_norm(result: Result) -> float | None:
     return result.history[-1]["norm"] if result.status == "finished" else None
 
 
+class Drawing(typing.Protocol):
+    """A figure of trained cases, as in ``curves.py``."""
+
+    def draw(self, folder: Path, cases: Sequence[Trained]) -> Figure:
+        """Draw into the folder."""
+
+
 @dataclass(frozen=True)
 class Protocol:
     """A figure or table that trains.
@@ -70,7 +59,6 @@ class Protocol:
         cases: the rows.
         quick: the short version.
         measure: what a run comes to, None if it diverged; ``quantity`` and ``digits`` say how it is shown.
-        grid: settings that are cross-validated beside the learning rate, and groups, by method.
         seeds: of the paper's protocol.
         drawings: the figures.
         notes: for the reader.
@@ -82,7 +70,6 @@ class Protocol:
     quantity: str
     digits: int
     measure: Callable[[Result], float | None] = final
-    grid: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     seeds: int = 5
     drawings: tuple[Drawing, ...] = ()
     notes: tuple[str, ...] = ()

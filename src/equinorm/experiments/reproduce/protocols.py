@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from equinorm.experiments.reproduce import paper
+from equinorm.experiments.reproduce.case import Case
 from equinorm.experiments.reproduce.curves import AgainstDepth, AgainstEpochs
 from equinorm.experiments.reproduce.experiment import Experiment
-from equinorm.experiments.reproduce.protocol import Case, Protocol, Quick, last_norm
+from equinorm.experiments.reproduce.protocol import Protocol, Quick, last_norm
 from equinorm.experiments.reproduce.trained import find
 
 METHODS = {
@@ -270,7 +271,6 @@ EXPERIMENTS = (
             quick=Quick(FC_QUICK, FC_RATES, PILOT, cases=depth_cases(IMPLICIT, QUICK_IMPLICIT_DEPTHS)),
             quantity=FC_ACCURACY,
             digits=2,
-            grid={"enorm-impl": {"weight_decay": (1e-4, 1e-3, 1e-2)}},
             drawings=(
                 AgainstDepth(
                     "implicit-against-depth",

@@ -70,6 +70,11 @@ class Outcome:
     seconds: float  # all its runs together, those of earlier calls included
     environment: Mapping[str, str]
 
+    @property
+    def extent(self) -> str:
+        """``quick`` if something was shortened, else ``complete``: what needs no training is never shortened."""
+        return "quick" if self.shortened else "complete"
+
     def __post_init__(self) -> None:
         if not math.isfinite(self.seconds):
             raise ArgumentError(f"{self.name}: seconds={self.seconds} is not a time")

@@ -106,7 +106,7 @@ def headline(runs: Sequence[Run]) -> str:
     change = max(run.probabilities for run in runs)
     return (
         f"norm {before:.0f} → {after:.0f} ({after / before - 1:+.1%}); largest relative rise in a cycle of Algorithm "
-        f"1: {worst:.0e}; probabilities change by at most {change:.0e}"
+        f"1: {worst:.0g}; probabilities change by at most {change:.0e}"
     )
 
 
@@ -121,7 +121,7 @@ def table(runs: Sequence[Run]) -> Table:
         ("norm before", *norms(lambda run: run.norms[0])),
         *((f"after {k} cycles", *norms(lambda run, k=k: run.norm(k))) for k in SHOWN),  # type: ignore[misc]
         ("at the end", *norms(lambda run: run.norms[-1])),
-        ("largest relative rise in a cycle", *(f"{max(map(rise, column)):.0e}" for column in columns)),
+        ("largest relative rise in a cycle", *(f"{max(map(rise, column)):.0g}" for column in columns)),
         (
             "largest residual at the end",
             *(f"{max(run.residual for run in column):.0e}" for column in columns),

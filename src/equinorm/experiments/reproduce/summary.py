@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from equinorm.errors import ArgumentError
 
 DIVERGED = "diverged"
-NOT_RUN = "not run"
 NONE = "—"
 
 
@@ -40,7 +39,7 @@ class Summary:
     def short(self, digits: int) -> str:
         """``0.171 ± 0.002``."""
         if self.mean is None:
-            return DIVERGED if self.diverged else NOT_RUN
+            return DIVERGED
         error = "" if self.error is None else f" ± {self.error:.{digits}f}"
         return f"{self.mean:.{digits}f}{error}"
 
