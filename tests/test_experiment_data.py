@@ -8,7 +8,8 @@ import torch
 from tiny_data import idx, random_images, raw, write, write_cifar10, write_mnist
 from torch import Tensor
 
-from equinorm.errors import ArgumentError
+from equinorm.errors import ArgumentError, EquinormError
+from equinorm.experiments import extra
 from equinorm.experiments.data import Augmentation, load, mnist, order
 from equinorm.experiments.data.memory import Images, MemorySplit, Normalize
 
@@ -335,3 +336,23 @@ def test_digits_stand_in_and_say_so(dataset: str, shape: tuple[int, ...]) -> Non
     assert counts.tolist() == torch.tensor(load_digits().target).bincount().tolist()
     values = data.train.images.pixels
     assert values.min() == 0 and values.max() == 255
+
+
+# Optional packages
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("No module named 'sklearn'"), r"sklearn.*pip install .*equinorm\[experiments\]"),
+        (RuntimeError("operator torchvision::nms does not exist\nmore"), "does not import beside .*nms"),
+    ],
+)
+def test_a_package_that_does_not_import_is_one_line(monkeypatch, error: Exception, message: str) -> None:
+    def fail(module: str) -> None:
+        raise error
+
+    monkeypatch.setattr(extra.importlib, "import_module", fail)
+    with pytest.raises(EquinormError, match=message) as caught:
+        load("mnist", None)
+    assert "\n" not in str(caught.value)

@@ -131,6 +131,13 @@ def test_cifar10_is_extracted_and_nothing_else_is_left(cifar_server, tmp_path: P
     assert not (tmp_path / "outside").exists()
 
 
+def test_a_cifar10_archive_that_is_there_is_used_and_kept(cifar_server, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cifar10, "MIRRORS", ("http://127.0.0.1:9/",))
+    archive = write(tmp_path / "data" / cifar10.ARCHIVE, (cifar_server / cifar10.ARCHIVE).read_bytes())
+    assert load("cifar10", tmp_path / "data", download=True).train.size == 20
+    assert archive.exists()
+
+
 def test_a_cifar10_archive_with_another_checksum_is_not_opened(cifar_server, tmp_path: Path) -> None:
     with (cifar_server / cifar10.ARCHIVE).open("ab") as archive:
         archive.write(b"more")

@@ -43,7 +43,11 @@ def _reason(error: Exception) -> str:
 
 
 def fetch_archive(urls: Sequence[str], sha256: str, archive: Path, members: Mapping[str, Path]) -> None:
-    """Download a ``.tar.gz``, extract some of its files, each to its own place, and delete it."""
+    """Download a ``.tar.gz``, extract some of its files, each to its own place.
+
+    It is deleted then, unless it was there before.
+    """
+    given = archive.exists()
     fetch(urls, sha256, archive)
     with tarfile.open(archive) as content:
         for member, path in members.items():
@@ -53,7 +57,8 @@ def fetch_archive(urls: Sequence[str], sha256: str, archive: Path, members: Mapp
             path.parent.mkdir(parents=True, exist_ok=True)
             with source:
                 write_atomically(path, partial(_copy, source))
-    archive.unlink()
+    if not given:
+        archive.unlink()
 
 
 def _copy(source: IO[bytes], target: Path) -> None:

@@ -45,10 +45,11 @@ class Decoded(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         path, label = self.paths[index]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(order.seed_of("image", self.epoch_seed, index))
+            # Not torch.manual_seed: it would reseed GPUs as well, which fork_rng does not restore here.
+            torch.default_generator.manual_seed(order.seed_of("image", self.epoch_seed, index))
             try:
                 return self.transform(self.load(path)), label
-            except OSError as error:  # returned: raised in a worker process it would come as a traceback
+            except (OSError, SyntaxError) as error:  # PIL's; raised in a worker, it would be a traceback
                 return EquinormError(f"{path}: cannot be read as an image ({error})")
 
 
