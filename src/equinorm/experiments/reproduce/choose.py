@@ -38,6 +38,8 @@ def choose(
             say=runs.request.say,
         )
         chosen = found.chosen
+        for point, _ in found.search:  # also those of other workers and of earlier calls
+            runs.run(protocol.settings(case, **{"validation": protocol.row.held_out, **fixed, **point}))
     if chosen is None:
         return None, []
     settings = {**fixed, **chosen}
