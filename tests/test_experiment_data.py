@@ -149,15 +149,27 @@ def test_batches_depend_on_seed_epoch_and_rank_alone() -> None:
     assert len({tuple(images.flatten()[:50].tolist()) for images in runs}) == len(keys)
 
 
+def test_ranks_crop_and_flip_independently() -> None:
+    """Images that show, after any crop and flip, which one it was."""
+    place = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(40, 3, 8, 8)
+    split = MemorySplit(
+        Images(place, torch.arange(40)), Normalize(torch.zeros(1), torch.ones(1)), Augmentation(6, True)
+    )
+    zero, one = (collect(split, rank=rank, world=2)[0][:, 0, 0, :2] for rank in (0, 1))
+    assert (zero == one).all(1).sum() < 10  # of 20; one in 18 by chance
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_evaluation_gives_every_example_to_one_rank(world: int) -> None:
     split = memory_split()
+    expected = split.normalize(split.images.pixels)
     labels = []
     for rank in range(world):
         batches = list(split.batches(7, seed=0, epoch=0, rank=rank, world=world, training=False))
         steps = split.steps(7, world, training=False)
         assert len(batches) == steps if rank == 0 else steps - 1 <= len(batches) <= steps
         labels += [y for _, y in batches]
+        assert all(torch.equal(x, expected[y]) for x, y in batches)
     assert sorted(torch.cat(labels).tolist()) == list(range(40))
 
 

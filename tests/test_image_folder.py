@@ -83,6 +83,16 @@ def test_evaluation_is_the_centre_of_the_resized_image(folder: Path) -> None:
         torch.testing.assert_close(image, expected.permute(2, 0, 1), rtol=1e-4, atol=1e-5)
 
 
+def test_every_image_is_cropped_anew_in_every_epoch(folder: Path, tmp_path: Path) -> None:
+    source = next((folder / "train").rglob("*.jpeg"))
+    for part in ("train", "val"):
+        for k in range(6):
+            write(tmp_path / part / "same" / f"{k}.jpeg", source.read_bytes())
+    split = small(tmp_path).train
+    images = torch.cat([collect(split, epoch=epoch)[0] for epoch in (0, 1)])
+    assert len({tuple(image.flatten().tolist()) for image in images}) == 12
+
+
 def test_training_crops_vary_and_flips_are_optional(folder: Path) -> None:
     """On images that brighten to the right, a flip shows."""
 

@@ -111,6 +111,18 @@ def test_a_constant_channel_keeps_its_gain() -> None:
     assert model[0](torch.full((6, 4), 0.3)).abs().max() < 1e-6
 
 
+def test_a_channel_that_is_constant_but_for_rounding_keeps_its_gain() -> None:
+    layer = weight_norm(nn.Linear(2, 1))
+    with torch.no_grad():
+        layer.parametrizations.weight.original1.fill_(1)
+    before = layer.parametrizations.weight.original0.clone()
+    share = torch.rand(100, 1)
+    batch = torch.cat([share, 1 - share], 1)
+    assert 0 < layer(batch).std() < 1e-6
+    initialize_(nn.Sequential(layer), batch)
+    assert torch.equal(layer.parametrizations.weight.original0, before)
+
+
 def test_a_shared_layer_is_initialised_at_its_first_use() -> None:
     torch.manual_seed(0)
     layer = weight_norm(nn.Linear(4, 4)).double()
