@@ -34,14 +34,17 @@ figure img { display: block; width: 100%; height: auto; background: #ffffff; bor
 figcaption { color: var(--soft); font-size: .92rem; margin-top: .35rem; }
 .scroll { overflow-x: auto; margin: 1rem 0; max-width: max-content;
   border: 1px solid var(--line); border-radius: .5rem; }
-table { border-collapse: separate; border-spacing: 0; font-size: .95rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .42rem .8rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+/* Whole pixels: the sticky cells of the next row would cover borders that fall between two. */
+table { border-collapse: separate; border-spacing: 0; font-size: 16px; line-height: 24px;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: 7px 13px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 tbody tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--card); font-weight: 600; white-space: normal; vertical-align: bottom; min-width: 5.5rem; }
 th:first-child { text-align: left; font-weight: 600; position: sticky; left: 0; background: var(--paper);
   min-width: 7rem; }
 thead th:first-child { background: var(--card); }
-@media (max-width: 44rem) { th, td { padding: .4rem .55rem; } th:first-child { white-space: normal; max-width: 9rem; } }
+@media (max-width: 44rem) { table { font-size: 15px; line-height: 22px; } th, td { padding: 6px 8px; }
+  th:first-child { white-space: normal; max-width: 9rem; } }
 .shortened, .notes { border-radius: .5rem; padding: .7rem 1rem; margin: .8rem 0; max-width: 46rem; font-size: .95rem; }
 .shortened { background: var(--amber-card); }
 .notes { background: var(--card); }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equinorm.errors import ArgumentError
-from equinorm.experiments.reproduce.case import Case, Trained
+from equinorm.experiments.reproduce.case import Trained
 from equinorm.experiments.reproduce.choose import choose
 from equinorm.experiments.reproduce.experiment import Findings, Request
 from equinorm.experiments.reproduce.preset import NAMES, planned, shortened
@@ -24,20 +24,17 @@ def find(protocol: Protocol, request: Request) -> Findings:
             "--data-dir: give ImageNet as an image folder, with train/ and val/; nothing stands in for it"
         )
     plan, runs = planned(protocol, request.preset), Runs(request)
-    rows, trained, summaries = [], [], []
+    found, chosen = [], []
     for number, case in enumerate(plan.cases, start=1):
         request.say(f"{number}/{len(plan.cases)} {case.label}")
         fixed = plan.fixed(protocol, case)
-        chosen, results = choose(protocol, case, fixed, plan.seeds, runs)
-        summary = summarized(protocol, results)
-        summaries.append((case, summary))
-        trained.append(Trained(case, results, summary))
-        rows.append(_row(protocol, case, summary, _shown(chosen, fixed)))
-    columns = ("Method", "Paper", "Ours: mean ± s.e. (n)", "Difference", "Settings chosen")
+        best, results = choose(protocol, case, fixed, plan.seeds, runs)
+        found.append(Trained(case, results, summarized(protocol, results)))
+        chosen.append(_shown(best, fixed))
     return Findings(
-        headline(protocol, summaries),
-        Table(columns, tuple(rows)),
-        tuple(drawing.draw(request.folder, trained) for drawing in protocol.drawings),
+        headline(protocol, found),
+        table(protocol, found, chosen),
+        tuple(drawing.draw(request.folder, found) for drawing in protocol.drawings),
         runs.files,
         sum(result.seconds for result in runs.results),
         shortened(protocol, plan),
@@ -51,33 +48,37 @@ def summarized(protocol: Protocol, results: Sequence[Result]) -> Summary:
     return Summary(tuple(v for v in values if v is not None), sum(v is None for v in values))
 
 
-def headline(protocol: Protocol, summaries: Sequence[tuple[Case, Summary]]) -> str:
+def headline(protocol: Protocol, found: Sequence[Trained]) -> str:
     """Who came out best, here and in the paper."""
     sign, best = (1, "highest") if protocol.higher_is_better else (-1, "lowest")
-    means = [(sign * summary.mean, case, summary) for case, summary in summaries if summary.mean is not None]
-    lost = [case.label for case, summary in summaries if summary.mean is None]
-    parts = []
-    if means:
-        _, case, summary = max(means, key=lambda entry: entry[0])
-        parts.append(f"{best} here: {case.label}, {summary.text(protocol.digits)}")
-    printed = [(sign * max(case.paper), case) for case, _ in summaries if case.paper]
+    digits, parts = protocol.digits, []
+    ranked = [(sign * one.summary.mean, one) for one in found if one.summary.mean is not None]
+    if ranked:
+        _, one = max(ranked, key=lambda entry: entry[0])
+        parts.append(f"{best} here: {one.case.label}, {one.summary.text(digits)}")
+    printed = [one.case for one in found if one.case.paper]
     if printed:
-        _, case = max(printed, key=lambda entry: entry[0])
-        parts.append(f"{best} in the paper: {case.label}, {numbers(case.paper, protocol.digits)}")
+        case = max(printed, key=lambda case: sign * max(case.paper))
+        parts.append(f"{best} in the paper: {case.label}, {numbers(case.paper, digits)}")
+    lost = [one.case.label for one in found if one.summary.mean is None]
     if lost:
         parts.append(f"{DIVERGED}: {', '.join(lost)}")
     return "; ".join(parts)
 
 
-def _row(protocol: Protocol, case: Case, summary: Summary, chosen: str) -> tuple[str, ...]:
+def table(protocol: Protocol, found: Sequence[Trained], chosen: Sequence[str]) -> Table:
+    """Ours beside the paper's numbers, if it prints any."""
     digits = protocol.digits
-    return (
-        case.label,
-        numbers(case.paper, digits),
-        summary.text(digits),
-        summary.difference(case.paper, digits),
-        chosen,
-    )
+    columns = {
+        "Method": [one.case.label for one in found],
+        "Paper": [numbers(one.case.paper, digits) for one in found],
+        "Ours: mean ± s.e. (n)": [one.summary.text(digits) for one in found],
+        "Difference": [one.summary.difference(one.case.paper, digits) for one in found],
+        "Settings chosen": list(chosen),
+    }
+    if not any(one.case.paper for one in found):
+        del columns["Paper"], columns["Difference"]
+    return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
 def _shown(chosen: Mapping[str, Any] | None, fixed: Mapping[str, Any]) -> str:
