@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from equinorm.experiments.extra import require
+from equinorm.experiments.storage import GRACE
 
 Point = dict[str, Any]
+BORN = "born"
+"""The attribute that says that a trial's worker has given a sign of life: its number, as retries copy attributes."""
 
 
 class Grid:
@@ -36,7 +41,7 @@ class Grid:
         evaluate: Callable[[Point], float | None],
         about: Mapping[str, Any],
     ) -> None:
-        self._optuna = require("optuna")
+        self._optuna, self._storage = require("optuna"), storage
         self._optuna.logging.set_verbosity(self._optuna.logging.ERROR)
         self._space, self._evaluate = dict(space), evaluate
         self._size = math.prod(map(len, self._space.values()))
@@ -72,6 +77,7 @@ class Grid:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             self._optuna.storages.fail_stale_trials(self._study)
+            self._fail_unborn()
             self._retry_failed()
             trials = self._trials()
             waiting = any(trial.state == states.WAITING for trial in trials)
@@ -87,6 +93,16 @@ class Grid:
         """The sampler's number of a trial's point: that of the trial while there are points without one."""
         return int(trial.system_attrs.get("grid_id", trial.number))
 
+    def _fail_unborn(self) -> None:
+        """Optuna's databases never find a worker dead that died before its first sign of life."""
+        states = self._optuna.trial.TrialState
+        long_ago = datetime.now() - timedelta(seconds=GRACE * self._storage.get_heartbeat_interval())
+        for trial in self._trials():
+            unborn = trial.state == states.RUNNING and trial.user_attrs.get(BORN) != trial.number
+            if unborn and trial.datetime_start < long_ago:
+                with contextlib.suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+                    self._storage.set_trial_state_values(trial._trial_id, states.FAIL)
+
     def _retry_failed(self) -> None:
         """Queue again what has failed: interrupted, or its worker died between noticing a dead one and acting."""
         states = self._optuna.trial.TrialState
@@ -98,6 +114,8 @@ class Grid:
                 self._optuna.storages.RetryHeartbeatStaleTrialCallback()(self._study, trials[-1])
 
     def _objective(self, trial: Any) -> float:
+        self._storage.record_heartbeat(trial._trial_id)
+        trial.set_user_attr(BORN, trial.number)
         point = {name: trial.suggest_categorical(name, values) for name, values in self._space.items()}
         if self._taken(trial):
             raise self._optuna.TrialPruned

@@ -234,8 +234,13 @@ def _check(plan: Plan, methods: Sequence[str], heartbeat: int) -> None:
             check({name: value})
     for method in methods:
         known("method", method, METHODS)
-        first = {name: values[0] for name, values in plan.space(method).items()}
-        settings(plan.recipe, method, **{**plan.overrides, **first})
+    spaces = {method: plan.space(method) for method in methods}
+    of_no_method = {
+        name: values for name, values in plan.grids.items() if name not in set().union(*spaces.values())
+    }
+    for method, space in spaces.items():
+        first = {name: values[0] for name, values in {**space, **of_no_method}.items()}
+        settings(plan.recipe, method, **{**plan.overrides, **first})  # says what does not apply
 
 
 def table(recipe: str, summaries: Sequence[Summary]) -> str:

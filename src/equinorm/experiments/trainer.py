@@ -80,8 +80,11 @@ class Trainer:
         self._task = RECIPES[settings.recipe].task
         self._share = _share(settings, world)
         self._steps = data.train.steps(self._share, world.size)
-        if not self._steps:
-            raise ArgumentError(f"{data.train.size} training examples are too few for {world.size} processes")
+        if min(self._share // settings.accumulate, data.train.size // world.size) < 2:
+            raise ArgumentError(
+                f"batch_size={settings.batch_size}, of {data.train.size} training examples: batch norms need at "
+                f"least two examples in each of {settings.accumulate} parts on each of {world.size} processes"
+            )
         self.epoch = 0
         self.history: list[Row] = []
         self._model, self._companion = self._built()
@@ -152,7 +155,8 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad()
-        parts = list(zip(x.chunk(self.settings.accumulate), y.chunk(self.settings.accumulate), strict=True))
+        count = max(1, min(self.settings.accumulate, len(x) // 2))  # an epoch's last batch may be small
+        parts = list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
         for k, (inputs, labels) in enumerate(parts, start=1):
             with self._gradients_kept_here(k < len(parts)):
                 outputs = self._forward(self._wrapped, inputs)
@@ -225,9 +229,9 @@ def squared_norm(model: nn.Module) -> float:
 def _share(settings: Settings, world: World) -> int:
     """Examples per step of each process."""
     share, rest = divmod(settings.batch_size, world.size)
-    if rest or share < settings.accumulate:
+    if rest:
         raise ArgumentError(
-            f"batch_size={settings.batch_size}: cannot be dealt out to {world.size} processes in "
-            f"{settings.accumulate} parts each; choose a multiple of both"
+            f"batch_size={settings.batch_size}: cannot be dealt out evenly to {world.size} processes; "
+            "choose a multiple"
         )
     return share
