@@ -70,7 +70,8 @@ def parameters(model: nn.Module, symmetries: Symmetries) -> dict[str, Tensor]:
     found = {name: parameter.detach() for name, parameter in present.items() if name in used}
     for name, tensor in found.items():
         _check_kind(name, tensor)
-    _check_memory(found)
+    # of a sharded parameter (DTensor), what this process holds
+    _check_memory({name: getattr(tensor, "_local_tensor", tensor) for name, tensor in found.items()})
     return found
 
 
