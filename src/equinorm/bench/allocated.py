@@ -6,6 +6,8 @@ parameter. What libraries below torch (oneDNN, cuDNN) keep for themselves is not
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -26,8 +28,14 @@ def allocations(run: Callable[[], T], device: torch.device) -> tuple[T, Allocati
     """What ``run`` returns, and what it allocated."""
     if device.type == "cuda":
         return _on_cuda(run, device)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        result = run()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop
+    gc.freeze()  # garbage from before must not be released inside
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            result = run()
+            gc.collect()
+    finally:
+        gc.unfreeze()
     kept = peak = 0
     assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]

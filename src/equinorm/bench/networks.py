@@ -23,6 +23,7 @@ class Network:
     shape: tuple[int, ...]
     classes: int | None  # None: it reconstructs its input
     batches: tuple[int, ...]
+    is_large: bool = False  # a step takes seconds
 
     def data(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Inputs and targets."""
@@ -52,7 +53,7 @@ def _cifar_fc(norm: Norm) -> nn.Module:
 def paper_networks(image: int = 224, batches: tuple[int, ...] = (16, 32, 64, 128, 256)) -> list[Network]:
     """ResNet-18 of type C on images of this size and these batches, and the small ones at the paper's batches."""
     return [
-        Network("ResNet-18-C", _resnet, (3, image, image), 1000, batches),
+        Network("ResNet-18-C", _resnet, (3, image, image), 1000, batches, image > 100),
         Network("CIFAR-NV", _cifar_nv, (3, 28, 28), 10, (32, 128)),
         Network("CIFAR-10 FC, 11 layers", _cifar_fc, (3, 32, 32), 10, (32, 256)),
         Network("MNIST auto-encoder", mnist_autoencoder, (784,), None, (32, 256)),

@@ -24,6 +24,7 @@ STYLES = {
     "plain Algorithm 1": ("#D55E00", "o"),
     "SGD": ("#222222", "."),
 }
+COLUMNS = 6  # of a legend
 SOLVERS = {"cycle": ("#D55E00", "the paper's cycle"), "multilevel": ("#0072B2", "multilevel")}
 
 
@@ -38,6 +39,9 @@ def overhead(path: Path, rows: Rows) -> None:
             found = [(row["batch"], row["methods"][name]["cost"]) for row in chosen if name in row["methods"]]
             _errorbars(axes, [(batch, cost) for batch, cost in found if cost is not None], name)
         _log(axes, "batch")
+        batches = [row["batch"] for row in chosen]
+        axes.set_xticks(batches, list(map(str, batches)))
+        axes.set_xticks([], minor=True)
         axes.set_title(network, loc="left", fontsize=11)
     figure.axes[0].set_ylabel("seconds per step for normalising")
     _legend(figure)
@@ -57,9 +61,9 @@ def step(path: Path, rows: Rows) -> None:
         for chosen, joined in ((_mlps(rows, True), True), (_mlps(rows, False), False)):
             for name in dict.fromkeys(name for row in chosen for name in row[key]):
                 points = [(row["parameters"], row[key][name]) for row in chosen if name in row[key]]
-                _errorbars(axes, points, name if joined else f"{name} (the paper's networks)", name, joined)
+                _errorbars(axes, points, name if joined else f"_{name}", name, joined)
         axes.set_xscale("log")
-        axes.set_xlabel("parameters")
+        axes.set_xlabel("parameters (lines: MLPs; hollow: the paper's networks)")
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         axes.axhline(1, color=INK, linewidth=0.8)
@@ -154,7 +158,7 @@ def memory(path: Path, rows: Rows) -> None:
 def _errorbars(
     axes: Axes, points: Sequence[tuple[float, Any]], label: str, name: str = "", joined: bool = True
 ) -> None:
-    """Medians with their intervals; a cost that noise made negative is left out of a log axis by matplotlib."""
+    """Medians with their intervals; matplotlib leaves labels that begin with _ out of legends."""
     if not points:
         return
     colour, marker = STYLES[name or label]
@@ -188,5 +192,9 @@ def _legend(figure: Any) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     figure.legend(
-        found.values(), found.keys(), loc="outside lower center", ncols=min(len(found), 7), frameon=False
+        found.values(),
+        found.keys(),
+        loc="outside lower center",
+        ncols=min(len(found), COLUMNS),
+        frameon=False,
     )

@@ -74,7 +74,7 @@ def run(settings: Settings, device: torch.device, say: Callable[[str], None]) ->
         CLAIM,
         rows,
         [_table(rows)],
-        _headlines(rows),
+        headlines(rows),
         notes,
         partial(pictures.step, rows=rows),
     )
@@ -162,7 +162,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table("seconds of SGD's step; the others as multiples of it", header, lines)
 
 
-def _headlines(rows: Sequence[Mapping[str, Any]]) -> list[Headline]:
+def headlines(rows: Sequence[Mapping[str, Any]]) -> list[Headline]:
+    """What goes into the README, with the targets of the issues."""
     lines = []
     for row in rows:
         for name, most in ((ENORM, 1.5), (COMPILED, 1.0)):

@@ -17,8 +17,7 @@ from equinorm.bench import analysis, convergence, memory, output, overhead, step
 from equinorm.bench.machine import this_machine
 from equinorm.errors import ArgumentError, EquinormError
 
-
-WIDTH = 150  # of tables in a file or a pipe
+WIDTH = 170  # of tables in a file or a pipe
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "overhead": Benchmark(overhead.run, overhead.FULL, overhead.QUICK, (10.0, 1.0)),
-    "step": Benchmark(step.run, step.FULL, step.QUICK, (3.5, 1.0)),
+    "overhead": Benchmark(overhead.run, overhead.FULL, overhead.QUICK, (10.0, 0.5)),
+    "step": Benchmark(step.run, step.FULL, step.QUICK, (4.0, 0.8)),
     "convergence": Benchmark(convergence.run, convergence.FULL, convergence.QUICK, (3.0, 0.3)),
-    "analysis": Benchmark(analysis.run, analysis.FULL, analysis.QUICK, (4.0, 0.4)),
-    "memory": Benchmark(memory.run, memory.FULL, memory.QUICK, (2.5, 0.4)),
+    "analysis": Benchmark(analysis.run, analysis.FULL, analysis.QUICK, (3.5, 0.4)),
+    "memory": Benchmark(memory.run, memory.FULL, memory.QUICK, (2.0, 0.3)),
 }
 
 

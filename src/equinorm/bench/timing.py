@@ -64,14 +64,16 @@ class Rounds:
     most: int = 15
     seconds: float = 60.0
     least: int = 3
+    warm_up: int = 1  # rounds before the first, thrown away: they fill caches and compile
 
 
 def interleaved(calls: Mapping[str, Callable[[], T]], rounds: Rounds) -> dict[str, list[T]]:
-    """What each call returns, round by round, after one call each that is thrown away (caches, compilation)."""
+    """What each call returns, round by round."""
     names = list(calls)
     found: dict[str, list[T]] = {name: [] for name in names}
-    for call in calls.values():
-        call()
+    for _ in range(rounds.warm_up):
+        for call in calls.values():
+            call()
     gc.collect()
     start = time.perf_counter()
     for done in range(rounds.most):
