@@ -84,7 +84,7 @@ class AgainstDepth:
             self.stem,
             self.title,
             curves,
-            pictures.Axis("p, layers of 500×500", whole=True),
+            pictures.Axis("p, layers of 500×500", ticks=sorted({x for curve in curves for x in curve.x})),
             pictures.Axis(self.label),
             markers=True,
         )

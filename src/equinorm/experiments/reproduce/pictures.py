@@ -55,10 +55,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows; ``scale`` is one of matplotlib's. ``whole``: only whole numbers are marked."""
+    """What an axis shows; ``scale`` is one of matplotlib's.
+
+    Attributes:
+        ticks: the values that are marked; where they are best if None.
+        whole: mark whole numbers only.
+    """
 
     label: str
     scale: str = "linear"
+    ticks: Sequence[float] | None = None
     whole: bool = False
 
 
@@ -101,7 +107,9 @@ def _scale(axes: Axes, x: Axis, y: Axis) -> None:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter("{x:g}")
     if x.whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if x.ticks is not None:
+        axes.set_xticks(x.ticks)
     if y.scale == "log":
         plot.log_axis(axes)
 

@@ -55,7 +55,7 @@ def depth_cases(labels: Sequence[str], depths: Sequence[int]) -> tuple[Case, ...
     )
 
 
-FC_QUICK = {"epochs": 5, "limit": 10_000}
+FC_QUICK = {"epochs": 8, "limit": 10_000}
 FC_RATES = dict.fromkeys(METHODS.values(), 0.1) | {
     "baseline": 0.05,
     "gn": 0.05,
@@ -124,7 +124,7 @@ EXPERIMENTS = (
             recipe="cifar10-fc",
             cases=depth_cases(("Baseline", "ENorm"), (3,)),
             quick=Quick(
-                {"epochs": 20, "limit": 20_000},
+                {"epochs": 30, "limit": 20_000},
                 {"baseline": 0.01, "enorm": 0.01},
                 "0.01 for both, so that only ENorm differs",
                 seeds=2,
