@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import types
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from torch import Tensor, nn
 import equinorm
 from equinorm.symmetry import Symmetries
 from equinorm.training.cycle import LOG2, Stepping
-from equinorm.training.matrix import Held
+from equinorm.training.kernels import Chunked, Fused
+from equinorm.training.matrix import Entries, Held, Matrix, Shape, Side
 from equinorm.training.plain import Plain
 from equinorm.training.plan import Plan, shapes_of
 from equinorm.weighting import log_weights
@@ -37,16 +40,16 @@ SETTINGS = [  # p, c, cycles, largest scale per step, powers of two
 
 
 def engines(
-    sym: Symmetries, p: float, c: Any, cycles: int, cap: float, pow2: bool
+    sym: Symmetries, weights: dict[str, Tensor], p: float, c: Any, cycles: int, cap: float, pow2: bool
 ) -> tuple[Plan, Plain] | None:
-    shapes = shapes_of(sym)
+    shapes = shapes_of(sym, weights)
     if shapes is None:
         return None
     stepping = Stepping(p, cycles, math.log(cap), pow2)
-    weights = log_weights(c, p, sym)
+    logs = log_weights(c, p, sym)
     held = {name: Held(0, shape.numel()) for name, shape in sym.shapes.items()}
-    plan = Plan(sym, shapes, held, weights, stepping, torch.float64, torch.device("cpu"))
-    return plan, Plain(sym, weights, stepping, "cycle")
+    plan = Plan(sym, shapes, held, logs, stepping, torch.float64, torch.device("cpu"))
+    return plan, Plain(sym, logs, stepping, "cycle")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -60,7 +63,7 @@ def test_plan_and_plain_engine_agree(row: Row) -> None:
     sym = equinorm.symmetries(net, inputs)
     keeps_the_function(net, sym, inputs)
     for number, setting in enumerate(SETTINGS):
-        pair = engines(sym, *setting)
+        pair = engines(sym, weights_of(net), *setting)
         if pair is None:
             assert row.name in PLAIN_ONLY
             return
@@ -127,6 +130,112 @@ def test_enorm_never_raises_the_norm(name: str, pow2: bool) -> None:
         assert math.isclose(before, by_hand, rel_tol=1e-12)
         enorm.step()
         assert enorm.norm() <= before * (1 + 1e-12)
+
+
+class GroupedIntoNorm(nn.Module):
+    """A grouped convolution whose output is pinned, as in ResNeXt and RegNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=4, padding=1)
+        self.bn, self.c = nn.BatchNorm2d(12), nn.Conv2d(12, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn(self.b(torch.relu(self.a(x)))))
+        return self.c(x).mean((2, 3))
+
+
+def channels_last(net: nn.Module) -> nn.Module:
+    return net.to(memory_format=torch.channels_last)
+
+
+LAYOUTS = {
+    "grouped convolution, pinned output": lambda: GroupedIntoNorm().double(),
+    "channels last": lambda: channels_last(CASES["type C"].net()),
+    "channels last, grouped": lambda: channels_last(GroupedIntoNorm().double()),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_have_a_plan_too(name: str) -> None:
+    torch.manual_seed(0)
+    net = LAYOUTS[name]()
+    sym = equinorm.symmetries(net, torch.randn(2, 3, 5, 5, dtype=torch.float64))
+    for number, setting in enumerate(SETTINGS):
+        pair = engines(sym, weights_of(net), *setting)
+        assert pair is not None
+        agree(*pair, weights_of(net), setting[0], pow2=setting[4], seed=number)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("lines", [(0, 12), (0, 5), (4, 12)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_fused_passes_are_the_chunked_ones(batch: int, lines: tuple[int, int], p: float) -> None:
+    """Also on a shard: some lines of 12."""
+    sides = [
+        Side(torch.arange(1, n + 1).view(batch, -1), torch.ones(batch, n // batch)) for n in (12, batch * 6)
+    ]
+    shape = Shape("w", True, batch, 12 // batch, 6, 0, None, *sides)
+    held = Held(lines[0] * 6, lines[1] * 6)
+    matrix = Matrix(shape, held, 1.0, 48, torch.float64, torch.device("cpu"))
+    torch.manual_seed(0)
+    entries = matrix.entries(torch.randn(held.last - held.first, dtype=torch.float64))
+    own, columns = torch.rand(lines[1] - lines[0]).double(), torch.rand(batch * 6).double()
+    chunked, fused = Chunked(p, torch.float64, torch.device("cpu")), Fused(p, torch.float64)
+    for factors in (None, own):
+        assert_close(
+            fused.column_sums(matrix, entries, factors), chunked.column_sums(matrix, entries, factors), 1e-14
+        )
+    for factors in (None, columns):
+        assert_close(
+            fused.line_sums(matrix, entries, factors), chunked.line_sums(matrix, entries, factors), 1e-14
+        )
+    scaled = [Entries(entries.whole.clone()) for _ in range(2)]
+    for kernels, each in zip((chunked, fused), scaled, strict=True):
+        kernels.scale(matrix, each, own, columns)
+    assert_close(scaled[0].whole, scaled[1].whole, 1e-15)
+
+
+def bytes_held(root: object, besides: set[int]) -> int:
+    """The memory of all tensors that an object leads to, but for some storages and whatever hangs on modules."""
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    stack = [root]
+    while stack:
+        each = stack.pop()
+        opaque = (type, types.ModuleType, types.FunctionType, nn.Module, torch.optim.Optimizer)
+        if id(each) in seen or isinstance(each, opaque):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        else:
+            stack.extend(gc.get_referents(each))
+    return sum(size for place, size in storages.items() if place not in besides)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["all move", "most frozen"])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+def test_extra_memory_stays_small(activation: type[nn.Module], frozen: bool) -> None:
+    """Below 5 % of the parameters between two steps, whether weights move or not."""
+    net = nn.Sequential(
+        *(part for _ in range(4) for part in (nn.Linear(400, 400), activation())), nn.Linear(400, 9)
+    )
+    net.append(nn.Linear(9, 30)).append(nn.ReLU()).append(nn.Linear(30, 4))  # something to move
+    if frozen:
+        net[2].requires_grad_(False)
+        net[4].requires_grad_(False)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter) if parameter.requires_grad else None
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+    enorm = equinorm.ENorm(net, optimizer, torch.randn(2, 400))
+    for _ in range(3):
+        optimizer.step()
+        enorm.step()
+    theirs = [*net.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())]
+    besides = {tensor.untyped_storage().data_ptr() for tensor in theirs}
+    held = bytes_held(enorm, besides)
+    assert 0 < held < 0.05 * sum(p.numel() * p.element_size() for p in net.parameters())
 
 
 @pytest.mark.slow

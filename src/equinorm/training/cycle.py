@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equinorm.symmetry import Symmetries
 from equinorm.training.kernels import Kernels
-from equinorm.training.matrix import Entries, Matrix
+from equinorm.training.matrix import Entries, Matrix, Shape
 
 LOG2 = math.log(2.0)
 
@@ -35,6 +35,12 @@ class Stepping:
     powers_of_two: bool
 
 
+def table_of(x: Tensor, exponent: int, dtype: torch.dtype, exact: bool) -> Tensor:
+    """1, d and 1/d to an exponent in a row, from the log-scales x = (0, log d): every factor is one lookup."""
+    logs = exponent * torch.cat([x, -x[1:]])
+    return (torch.exp2((logs / LOG2).round()) if exact else logs.exp()).to(dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Sums of one matrix that belong to one group: L where they grow with x, else R."""
@@ -42,7 +48,7 @@ class Part:
     matrix: int
     over_columns: bool
     left: bool
-    source: Tensor | slice  # positions in the matrix's sums
+    source: Tensor | slice | None  # positions in the matrix's sums; None: all of them
     target: Tensor | None  # scales of the group; None: all of them in order, each met equally often
 
 
@@ -61,29 +67,38 @@ class Cycle:
     def __init__(
         self,
         symmetries: Symmetries,
+        shapes: Sequence[Shape],
         matrices: Sequence[Matrix],
         kernels: Kernels,
         stepping: Stepping,
         reduce: Reduce | None,
         sharded: Sequence[bool],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._groups, self._num_free = symmetries.groups, symmetries.num_free
         self._matrices, self._kernels, self._stepping = matrices, kernels, stepping
         self._reduce, self._sharded = reduce, sharded
-        self._parts = [_parts_of(group.start, group.size, matrices) for group in symmetries.groups]
+        self._dtype, self._device = dtype, device
+        self._parts = [_parts_of(group.start, group.size, shapes, device) for group in symmetries.groups]
         self._visits = _schedule(self._parts, stepping.cycles)
 
     def run(self, entries: Sequence[Entries]) -> tuple[Tensor, Tensor]:
         """The log-scales, and a number that is finite if all sums are."""
-        x, sums = self._start(entries), Sums()
-        seen = []
+        x, table = self._start()
+        sums: Sums = {}
+        seen: list[Tensor] = []
         for visit in self._visits:
-            found = self._passes(visit.passes, entries, x)
-            seen += [sum_.sum() for sum_ in found.values()]
+            found = self._passes(visit.passes, entries, table)
+            seen += found.values()
             sums.update(found)
             group = self._groups[visit.group]
-            x[group.start : group.start + group.size] = self._step(group.size, visit.parts, sums)
-        return x, torch.stack(seen).sum() if seen else x.sum()
+            step = self._step(group.size, visit.parts, sums)
+            x[group.start : group.start + group.size] = step
+            d = step.exp()
+            table[group.start : group.start + group.size] = d
+            table[self._num_free + group.start : self._num_free + group.start + group.size] = d.reciprocal()
+        return x, torch.cat(seen).sum(dtype=torch.float64) if seen else x.sum()
 
     def norm(self, entries: Sequence[Entries]) -> float:
         """sum of c_k ||W_k||_p^p."""
@@ -102,24 +117,25 @@ class Cycle:
                 worst = max(worst, float(((right - left).abs() / (right + left))[live].max()))
         return worst
 
-    def _start(self, entries: Sequence[Entries]) -> Tensor:
-        return torch.zeros(self._num_free + 1, dtype=torch.float64, device=entries[0].whole.device)
+    def _start(self) -> tuple[Tensor, Tensor]:
+        x = torch.zeros(self._num_free + 1, dtype=torch.float64, device=self._device)
+        return x, torch.ones(2 * self._num_free + 1, dtype=self._dtype, device=self._device)
 
     def _all_sums(self, entries: Sequence[Entries]) -> Sums:
         both = [(number, over, True) for number in range(len(self._matrices)) for over in (False, True)]
-        return self._passes(both, entries, self._start(entries))
+        return self._passes(both, entries, self._start()[1])
 
     def _passes(
-        self, passes: Sequence[tuple[int, bool, bool]], entries: Sequence[Entries], x: Tensor
+        self, passes: Sequence[tuple[int, bool, bool]], entries: Sequence[Entries], table: Tensor
     ) -> Sums:
         found: Sums = {}
         for number, over_columns, unscaled in passes:
             matrix = self._matrices[number]
             if over_columns:
-                lines = matrix.held_lines(matrix.line_weights(None if unscaled else x, self._stepping.p))
-                found[number, True] = self._kernels.column_sums(matrix, entries[number], lines).flatten()
+                lines = None if unscaled else self._kernels.look_up(table, matrix.line_places)
+                found[number, True] = self._kernels.column_sums(matrix, entries[number], lines)
             else:
-                columns = matrix.column_weights(x, self._stepping.p)
+                columns = None if unscaled else self._kernels.look_up(table, matrix.column_places)
                 held = self._kernels.line_sums(matrix, entries[number], columns)
                 found[number, False] = matrix.among_all_lines(held)
         if self._reduce is not None:
@@ -129,7 +145,7 @@ class Cycle:
     def _step(self, size: int, parts: tuple[Part, ...], sums: Sums) -> Tensor:
         """Equation 4 of the paper, d = sqrt(R / L) with p-norms; x = 0 where a side is empty (a dead channel)."""
         left, right = self._both_sides(size, parts, sums)
-        step = (right.log() - left.log()) / (2 * self._stepping.p)
+        step = (right / left).log() / (2 * self._stepping.p)
         if self._stepping.powers_of_two:
             step = (step / LOG2).round() * LOG2
         limit = self._stepping.limit
@@ -139,18 +155,21 @@ class Cycle:
         """L and R of Algorithm 1, with the group's own scales at one."""
         sides: list[Tensor | None] = [None, None]
         for part in parts:
-            own = (
-                sums[part.matrix, part.over_columns][part.source].double()
-                * self._matrices[part.matrix].weight
-            )
-            if part.target is None:
-                own = own.view(size, -1).sum(1)
+            own = sums[part.matrix, part.over_columns]
+            own = own if part.source is None else own[part.source]
+            if part.target is not None:
+                own = self._zeros(size).index_add_(0, part.target, own.double())
             else:
-                own = own.new_zeros(size).index_add_(0, part.target, own)
+                own = own.double() if own.numel() == size else own.view(size, -1).sum(1, dtype=torch.float64)
+            weight = self._matrices[part.matrix].weight
+            own = own if weight == 1.0 else own * weight
             before = sides[not part.left]
             sides[not part.left] = own if before is None else before + own
-        zero = torch.zeros(size, dtype=torch.float64, device=next(iter(sums.values())).device)
-        return zero if sides[0] is None else sides[0], zero if sides[1] is None else sides[1]
+        left, right = (self._zeros(size) if side is None else side for side in sides)
+        return left, right
+
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64, device=self._device)
 
 
 def _reduce_together(vectors: list[Tensor], reduce: Reduce) -> None:
@@ -162,20 +181,29 @@ def _reduce_together(vectors: list[Tensor], reduce: Reduce) -> None:
         own.copy_(summed)
 
 
-def _parts_of(start: int, size: int, matrices: Sequence[Matrix]) -> tuple[Part, ...]:
+def _parts_of(start: int, size: int, shapes: Sequence[Shape], device: torch.device) -> tuple[Part, ...]:
     parts = []
-    for number, matrix in enumerate(matrices):
-        for over, side in ((False, matrix.shape.line_side), (True, matrix.shape.column_side)):
+    for number, shape in enumerate(shapes):
+        for over, side in ((False, shape.line_side), (True, shape.column_side)):
             ids, sign = side.ids.flatten(), side.sign.flatten()
             for left in (True, False):
                 source = ((ids >= start) & (ids < start + size) & ((sign > 0) == left)).nonzero().flatten()
                 if source.numel():
-                    parts.append(_part(number, over, left, source, ids[source] - start, size, matrix.device))
+                    parts.append(
+                        _part(number, over, left, source, ids.numel(), ids[source] - start, size, device)
+                    )
     return tuple(parts)
 
 
 def _part(
-    number: int, over: bool, left: bool, source: Tensor, target: Tensor, size: int, device: torch.device
+    number: int,
+    over: bool,
+    left: bool,
+    source: Tensor,
+    among: int,
+    target: Tensor,
+    size: int,
+    device: torch.device,
 ) -> Part:
     first, count = int(source[0]), source.numel()
     in_a_row = bool((source == torch.arange(first, first + count)).all())
@@ -184,7 +212,7 @@ def _part(
         number,
         over,
         left,
-        slice(first, first + count) if in_a_row else source.to(device),
+        (None if count == among else slice(first, first + count)) if in_a_row else source.to(device),
         None if runs else target.to(device),
     )
 

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from equinorm.symmetry import Symmetries
-from equinorm.training.cycle import LOG2, Cycle, Reduce, Stepping
+from equinorm.training.compiled import Find, Scale, Work, compiled_find, compiled_scale
+from equinorm.training.cycle import Cycle, Reduce, Stepping, table_of
 from equinorm.training.kernels import Chunked, Fused, Kernels
 from equinorm.training.matrix import Entries, Held, Matrix, Shape, shape_of
 
-Work = list[tuple[int, int, Entries]]  # matrix, exponent, and what to scale by it
 
-
-def shapes_of(symmetries: Symmetries) -> list[Shape] | None:
+def shapes_of(symmetries: Symmetries, parameters: Mapping[str, Tensor]) -> list[Shape] | None:
     """Every scaling as matrices in memory order, or None if the model needs the plain engine."""
     shapes = []
     for scaling in symmetries.scalings:
-        shape = shape_of(scaling)
+        shape = shape_of(scaling, parameters[scaling.parameter])
         if shape is None or _is_internal(symmetries, shape):
             if scaling.plus.any() or scaling.minus.any() or scaling.counted:
                 return None
@@ -62,21 +61,28 @@ class Plan:
         found = sorted(shapes, key=lambda shape: not shape.counted)
         weights = [math.exp(log_weights.get(shape.name, 0.0)) for shape in found]
         self.matrices = [
-            Matrix(s, held[s.name], w, dtype, device) for s, w in zip(found, weights, strict=True)
+            Matrix(s, held[s.name], w, symmetries.num_free, dtype, device)
+            for s, w in zip(found, weights, strict=True)
         ]
         self._counted = sum(shape.counted for shape in found)
         counted = self.matrices[: self._counted]
         kernels: Kernels = Fused(stepping.p, dtype) if compiled else Chunked(stepping.p, dtype, device)
         self._kernels, self._reduce = kernels, reduce
+        in_shards = [m.layout.name in sharded for m in counted]
         self._cycle = Cycle(
-            symmetries, counted, kernels, stepping, reduce, [m.shape.name in sharded for m in counted]
+            symmetries, found[: self._counted], counted, kernels, stepping, reduce, in_shards, dtype, device
         )
-        self._factors = _Factors(self.matrices, dtype, device, stepping.powers_of_two)
+        self._dtype, self._exact = dtype, stepping.powers_of_two
+        places = [places for m in self.matrices for places in (m.line_places, m.column_places)]
+        self._places = torch.cat(places or [torch.zeros(0, dtype=torch.int32, device=device)])
+        self._sizes = [each.numel() for each in places]
+        for matrix, own in zip(self.matrices, self._split(self._places), strict=True):
+            matrix.line_places, matrix.column_places = own  # views of one memory
         self._views = _Views()
-        self._find, self._scale = self._cycle.run, self._scale_all
+        self._find: Find = self._cycle.run
+        self._scale: Scale = self._scale_all
         if compiled:
-            self._find = torch.compile(self._find, dynamic=False)
-            self._scale = torch.compile(self._scale, dynamic=False)
+            self._find, self._scale = compiled_find(self._find), compiled_scale(self._scale)
 
     def scales(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """The log-scales of one step from the weights, or None if some weight is not finite."""
@@ -92,14 +98,15 @@ class Plan:
     def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:
         """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients."""
         movable = self.matrices if biases else self.matrices[: self._counted]
-        work: Work = [
+        work = [
             (number, exponent, self._views.of(matrix, tensors, slot))
             for number, matrix in enumerate(movable)
             if matrix.is_free
             for slot, (tensors, exponent) in enumerate(targets)
-            if matrix.shape.name in tensors
+            if matrix.layout.name in tensors
         ]
         self._scale(x, work)
+        self._kernels.release()
 
     def norm(self, tensors: Mapping[str, Tensor]) -> float:
         """sum of c_k ||W_k||_p^p of the weights as they are."""
@@ -113,17 +120,26 @@ class Plan:
         return [self._views.of(matrix, tensors) for matrix in self.matrices[: self._counted]]
 
     def _scale_all(self, x: Tensor, work: Work) -> None:
-        factors = self._factors.at(x, {exponent for _, exponent, _ in work})
+        factors = {exponent: self._factors(x, exponent) for exponent in {e for _, e, _ in work}}
         vectors, by = [], []
         for number, exponent, entries in work:
             matrix, (lines, columns) = self.matrices[number], factors[exponent][number]
             if matrix.is_vector:
                 vectors.append(entries.whole[:, 0])
-                by.append(matrix.held_lines(lines))
+                by.append(lines)
             else:
-                self._kernels.scale(matrix, entries, matrix.held_lines(lines), columns)
+                self._kernels.scale(matrix, entries, lines, columns)
         if vectors:
             torch._foreach_mul_(vectors, by)
+
+    def _factors(self, x: Tensor, exponent: int) -> list[tuple[Tensor, Tensor]]:
+        """By matrix, the factors of its held lines and of its columns, all looked up together."""
+        table = table_of(x, exponent, self._dtype, self._exact)
+        return self._split(self._kernels.look_up(table, self._places))
+
+    def _split(self, together: Tensor) -> list[tuple[Tensor, Tensor]]:
+        parts = torch.split(together, self._sizes)
+        return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 class _Views:
@@ -136,39 +152,10 @@ class _Views:
         self._known: dict[tuple[int, int], tuple[int, Entries]] = {}
 
     def of(self, matrix: Matrix, tensors: Mapping[str, Tensor], slot: int = 0) -> Entries:
-        tensor = tensors[matrix.shape.name]
+        tensor = tensors[matrix.layout.name]
         known = self._known.get((id(matrix), slot))
         if known is not None and known[0] == tensor.data_ptr():
             return known[1]
         entries = matrix.entries(tensor)
         self._known[id(matrix), slot] = tensor.data_ptr(), entries
         return entries
-
-
-class _Factors:
-    """exp(exponent * log-scale) of every line and column of all matrices, computed together."""
-
-    def __init__(
-        self, matrices: Sequence[Matrix], dtype: torch.dtype, device: torch.device, exact: bool
-    ) -> None:
-        sides = [side for matrix in matrices for side in (matrix.shape.line_side, matrix.shape.column_side)]
-        self._ids = torch.cat(
-            [side.ids.flatten() for side in sides] or [torch.zeros(0, dtype=torch.int64)]
-        ).to(device)
-        self._sign = torch.cat([side.sign.flatten() for side in sides] or [torch.zeros(0).double()]).to(
-            device
-        )
-        self._shapes = [side.ids.shape for side in sides]
-        self._dtype, self._exact = dtype, exact
-
-    def at(self, x: Tensor, exponents: set[int]) -> dict[int, list[tuple[Tensor, Tensor]]]:
-        """By exponent and matrix: the factor of each line (all batches in a row) and of each column by batch."""
-        logs = x[self._ids] * self._sign
-        found = {}
-        for exponent in exponents:
-            factors = torch.exp2((exponent / LOG2 * logs).round()) if self._exact else (exponent * logs).exp()
-            parts = torch.split(factors.to(self._dtype), [shape.numel() for shape in self._shapes])
-            found[exponent] = [
-                (parts[i].flatten(), parts[i + 1].view(self._shapes[i + 1])) for i in range(0, len(parts), 2)
-            ]
-        return found
