@@ -109,7 +109,7 @@ def run(*arguments: object, ranks: int = 0, cwd: Path | None = None) -> subproce
 
 def killed(work: Callable[[], object]) -> bool:
     """Do it in a forked process; whether that was killed, not ended."""
-    _, status = os.waitpid(_forked(work), 0)
+    _, status = os.waitpid(forked(work), 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the work failed"
     return os.WIFSIGNALED(status)
 
@@ -120,11 +120,12 @@ def on_ranks(size: int, work: Callable[[], object]) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    children = [_forked(work, {**master, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
+    children = [forked(work, {**master, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
 
 
-def _forked(work: Callable[[], object], variables: Mapping[str, str] = MappingProxyType({})) -> int:
+def forked(work: Callable[[], object], variables: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Start it in a forked process; returns its number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from Python 3.12
         child = os.fork()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_runs import command, environment, killed, write_data
+from experiment_runs import forked, killed, write_data
 
 from equinorm.cli import run as cli
 from equinorm.errors import EquinormError
 from equinorm.experiments.recipes import Settings
 from equinorm.experiments.result import Result
 from equinorm.experiments.sweep import Summary, sweep
+from equinorm.experiments.train import train
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +142,6 @@ def test_a_dead_workers_trial_is_retried(storage: str, tmp_path: Path) -> None:
     place = storage.format(tmp_path) if "://" in storage else str(tmp_path / storage)
 
     def dying(settings: Settings) -> float | None:
-        import os
-        import signal
-
         if settings.lr == 0.01:
             os.kill(os.getpid(), signal.SIGKILL)
         return settings.lr
@@ -159,31 +158,42 @@ def test_a_dead_workers_trial_is_retried(storage: str, tmp_path: Path) -> None:
     assert len(waits) <= 1
 
 
-def test_two_commands_share_a_sweep_and_one_is_killed(data: Path, tmp_path: Path) -> None:
-    """In the middle of a training, which the other goes on with from its checkpoint."""
-    arguments = ["sweep", "mnist-autoencoder", "--methods", "baseline,bn", "--lr", "0.01,0.1", "--seeds", 1]
-    arguments += ["--epochs", 40, "--batch-size", 16, "--heartbeat", 1, "--data-dir", data / "mnist"]
-    arguments += ["--output", tmp_path / "out", "--storage", tmp_path / "study.log"]
-    options: dict[str, Any] = {
-        "env": environment(),
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
-    with (
-        subprocess.Popen(command(*arguments), **options) as first,
-        subprocess.Popen(command(*arguments), **options) as second,
-    ):
-        assert first.stderr is not None
-        while "epoch 2/" not in first.stderr.readline():
-            assert first.poll() is None
-        first.kill()
-        out, err = second.communicate(timeout=120)
-    assert second.returncode == 0, err
-    results = [Result.read(path) for path in (tmp_path / "out").rglob("result.json")]
-    assert len(results) == 4 + 2 and {r.settings.method for r in results} == {"baseline", "bn"}
-    assert "going on after epoch" in err
-    assert all(method in out for method in ("baseline", "bn", "lr 0.1"))
+def test_a_worker_killed_while_training(data: Path, tmp_path: Path) -> None:
+    """Another one, that shares the sweep, goes on with the training from its checkpoint."""
+    out = tmp_path / "out"
+    going_on = tmp_path / "going on"
+
+    def run(settings: Settings, folder: Path) -> Result:
+        if (folder / "checkpoint.pt").exists():
+            going_on.write_text(folder.name)
+        return train(settings, folder, data_dir=data / "mnist", quiet=True)
+
+    def work() -> object:
+        overrides = {"epochs": 12, "batch_size": 8}
+        grids = {"lr": [0.01, 0.1]}
+        return sweep(
+            "mnist-autoencoder", ["bn"], out, run, seeds=1, overrides=overrides, grids=grids, heartbeat=1
+        )
+
+    victim = forked(work)
+    while not any(path.read_text() for path in out.rglob("metrics.jsonl")):
+        time.sleep(0.01)
+    survivor = forked(work)
+    os.kill(victim, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(victim, 0)[1]) and os.waitpid(survivor, 0)[1] == 0
+    results = [Result.read(path) for path in out.rglob("result.json")]
+    assert len(results) == 2 + 1 and all(len(result.history) == 12 for result in results)
+    assert going_on.exists() and (out / "sweep.json").exists()
+
+
+def test_the_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sweep", "mnist-autoencoder", "--methods", "baseline,bn", "--lr", "0.01,1e4", "--seeds", "2"]
+    arguments += ["--epochs", "1", "--batch-size", "16", "--data-dir", str(data / "mnist"), "--quiet"]
+    assert cli([*arguments, "--output", str(tmp_path / "out"), "--storage", str(tmp_path / "study.log")]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and f"wrote {tmp_path / 'out' / 'sweep.json'}" in out
+    assert "train squared error" in out and out.count("lr 0.01") == 2 and out.count("±") == 2
+    assert (tmp_path / "study.log").exists() and not (tmp_path / "out" / "study.log").exists()
 
 
 ERRORS = [

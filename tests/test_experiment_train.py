@@ -221,7 +221,7 @@ def test_two_ranks_give_the_weights_of_one(
         ).abs().sum() <= 1e-3 * tensor.abs().sum() + 1e-7 * tensor.numel(), name
     rows = [found["history"][0] for found in (one, two)]
     for key in set(rows[0]) - {"seconds"}:
-        assert rows[1][key] == pytest.approx(rows[0][key], rel=1e-3), key
+        assert rows[1][key] == pytest.approx(rows[0][key], rel=1e-2), key
 
 
 def test_shared_batch_norm_is_batch_norm_of_the_whole_batch(tmp_path: Path) -> None:

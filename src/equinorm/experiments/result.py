@@ -84,11 +84,14 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"{path}: not a readable JSON file ({error}); delete the folder to start again"
         ) from error
+    if not isinstance(content, dict):
+        raise ArgumentError(f"{path}: holds no JSON object; delete the folder to start again")
+    return content

@@ -6,6 +6,7 @@ Optuna's own loop then uses: the time of the last sign of life, as an attribute 
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable
@@ -53,7 +54,11 @@ def open_storage(place: str, heartbeat: int) -> Any:
 def _journal(optuna: Any, path: Path, heartbeat: int, retry: Callable[..., None]) -> Any:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+        with path.open("a+b") as file:
+            file.seek(0)
+            first = file.readline()
+        if first and "op_code" not in json.loads(first):  # Optuna would notice only after adding to it
+            raise ValueError("its first line is none of Optuna's")
         backend = optuna.storages.journal.JournalFileBackend(str(path))
         return _journal_class(optuna)(backend, heartbeat, retry)
     except OSError as error:
