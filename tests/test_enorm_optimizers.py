@@ -264,8 +264,8 @@ class Unknown(torch.optim.SGD):
     [
         (torch.zeros_like, None, "keeps a state 'novel' that equinorm does not know"),
         (lambda p: [torch.zeros_like(p)], None, "keeps a state 'novel' that equinorm does not know"),
-        (lambda p: torch.zeros(p.shape[0], 7), {"momentum_buffer": -1, "novel": -1}, "has shape .* not elementwise"),
-        (lambda p: p.new_zeros(*p.shape, 2)[..., 0], {"momentum_buffer": -1, "novel": -1}, "not contiguous"),
+        (lambda p: torch.zeros(p.shape[0], 7), {"momentum_buffer": -1, "novel": -1}, "has shape .* Only elementwise state"),
+        (lambda p: p.new_zeros(*p.shape, 2)[..., 0], {"momentum_buffer": -1, "novel": -1}, "does not lie in memory as"),
     ],
     ids=["unknown", "unknown list", "another shape", "another layout"],
 )  # fmt: skip

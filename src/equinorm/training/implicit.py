@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from equinorm.errors import ArgumentError, EquinormError
-from equinorm.find import symmetries as find_symmetries
 from equinorm.interrupts import interrupts_deferred
 from equinorm.report import Scales
+from equinorm.restrict import holding
 from equinorm.symmetry import Symmetries
 from equinorm.trace import ExampleInputs
+from equinorm.training.analysed import analysed
 from equinorm.training.cycle import Stepping
-from equinorm.training.matrix import CHUNK, Shape, shape_of
-from equinorm.training.ownership import unwrapped
+from equinorm.training.layouts import Layouts
+from equinorm.training.matrix import CHUNK, Shape, Side, shape_of
 from equinorm.training.plain import Plain
+from equinorm.training.shards import is_sharded
 from equinorm.weighting import log_weights
 
 
@@ -34,8 +36,14 @@ class ImplicitENorm(nn.Module):
     """The paper's regulariser with learnable rescalings: add ``implicit()`` to the loss.
 
     Any optimizer trains ``implicit.parameters()`` (the log-scales, zero at first: every scale is one) beside the
-    model's. Give the optimizer no weight decay of its own: this is it. The network's function does not depend on the
-    log-scales; ``materialize()`` writes them into the weights.
+    model's. For the weights that the regulariser counts it is the weight decay: give them none of the optimizer's own,
+    nor the log-scales. Parameters in ``left_out`` are not part of it. The network's function does not depend on the
+    log-scales; ``materialize()`` writes them into the weights. Scales that would move a frozen parameter stay one.
+
+    Attributes:
+        symmetries: what the log-scales act on.
+        left_out: names of trained parameters that the regulariser does not count: biases, and weights that no traced
+            linear map uses, such as those of an LSTM.
 
     Args:
         model: the module being trained.
@@ -56,27 +64,33 @@ class ImplicitENorm(nn.Module):
         symmetries: Symmetries | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(weight_decay, bool) or not 0 <= weight_decay < math.inf:
+        if (
+            isinstance(weight_decay, bool)
+            or not isinstance(weight_decay, (int, float))
+            or not 0 <= weight_decay < math.inf
+        ):
             raise ArgumentError(f"weight_decay: expected a number from 0, got {weight_decay!r}")
-        if symmetries is None:
-            if example_inputs is None:
-                raise ArgumentError("example_inputs: needed to find the symmetries")
-            symmetries = find_symmetries(unwrapped(model), example_inputs, batch_norm=batch_norm)
-        parameters = dict(unwrapped(model).named_parameters())
-        if {name: p.shape for name, p in parameters.items()} != dict(symmetries.shapes):
-            raise ArgumentError(
-                "symmetries: found on another model; its parameters have other names or shapes"
-            )
-        self.symmetries, self._parameters_by_name = symmetries, parameters
-        self._log_weights = log_weights(c, 2.0, symmetries)
-        self._terms = _terms(symmetries, parameters, weight_decay, self._log_weights)
+        inner, found, parameters = analysed(model, example_inputs, symmetries, batch_norm)
+        if any(is_sharded(parameter) for parameter in parameters.values()):
+            raise ArgumentError("model: ImplicitENorm reads whole weights; it does not work with fully_shard")
+        frozen = {
+            n: "it is frozen (requires_grad=False)" for n, p in parameters.items() if not p.requires_grad
+        }
+        self.symmetries, self._parameters_by_name = holding(found, frozen), parameters
+        self._layouts = Layouts(inner, "ImplicitENorm")
+        self._log_weights = log_weights(c, 2.0, self.symmetries)
+        self._terms = _terms(self.symmetries, parameters, weight_decay, self._log_weights)
         self._names = sorted({shape.name for shape, _ in self._terms})
+        self.left_out = tuple(n for n in parameters if n not in self._names and n not in frozen)
         first = next(iter(parameters.values()))
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        self.log_scales = nn.Parameter(torch.zeros(symmetries.num_free, dtype=dtype, device=first.device))
+        self.log_scales = nn.Parameter(
+            torch.zeros(self.symmetries.num_free, dtype=dtype, device=first.device)
+        )
 
     def forward(self) -> Tensor:
         """The regulariser, to be added to the loss."""
+        self._layouts.check()
         weights = [self._parameters_by_name[name] for name in self._names]
         value: Tensor = _Penalty.apply(self._terms, self._names, self.log_scales, *weights)  # type: ignore[no-untyped-call]
         return value
@@ -92,10 +106,11 @@ class ImplicitENorm(nn.Module):
         The function and the regulariser stay as they are. Averages that the optimizer keeps do not move: make a new
         optimizer, or do this when training is over.
         """
+        self._layouts.check()
         tensors = {name: p.detach() for name, p in self._parameters_by_name.items()}
         plain = Plain(self.symmetries, self._log_weights, Stepping(2.0, 1, math.inf, False), "cycle")
         with interrupts_deferred():
-            plain.rescale(self._padded(), [(tensors, 1)], biases=True)
+            plain.rescale(self._padded().cpu(), [(tensors, 1)], biases=True)
             self.log_scales.zero_()
 
     def _padded(self) -> Tensor:
@@ -111,14 +126,21 @@ def _terms(
     terms = []
     for scaling in symmetries.scalings:
         if scaling.counted:
-            shape = shape_of(scaling)
-            if shape is None or not parameters[scaling.parameter].is_contiguous():
+            parameter = parameters[scaling.parameter]
+            shape = shape_of(scaling, parameter)
+            if shape is None:
                 raise ArgumentError(
-                    f"parameter {scaling.parameter}: ImplicitENorm needs contiguous weights that are not sliced "
-                    "across columns"
+                    f"parameter {scaling.parameter}: ImplicitENorm needs weights without gaps in memory that are not "
+                    "sliced across columns"
                 )
-            terms.append((shape, weight_decay * math.exp(logs[scaling.parameter])))
+            lines, columns = (_beside(side, parameter) for side in (shape.line_side, shape.column_side))
+            beside = replace(shape, line_side=lines, column_side=columns)
+            terms.append((beside, weight_decay * math.exp(logs[scaling.parameter])))
     return terms
+
+
+def _beside(side: Side, parameter: Tensor) -> Side:
+    return Side(side.ids.to(parameter.device), side.sign.to(parameter.device))
 
 
 class _Penalty(Function):
@@ -140,8 +162,11 @@ class _Penalty(Function):
         return total.to(log_scales.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise EquinormError(
+                "the regulariser has first derivatives only: differentiate it apart from what needs create_graph=True"
+            )
         if ctx.gradients is None:
             raise EquinormError(
                 "the regulariser was differentiated already; call the ImplicitENorm again for another"
@@ -157,8 +182,9 @@ def _accumulate(
     """Add one weight's gradients, into ``gradient`` and into ``pull`` by scale; returns its part of the value."""
     count = shape.batch * shape.lines * shape.columns
     parts = (shape.batch, shape.lines, shape.columns)
-    w = values.detach().view(-1)[shape.offset : shape.offset + count].view(parts)
-    g = gradient.view(-1)[shape.offset : shape.offset + count].view(parts)
+    w, g = (
+        _flat(shape, t)[shape.offset : shape.offset + count].view(parts) for t in (values.detach(), gradient)
+    )
     wide = torch.float64 if w.dtype == torch.float64 else torch.float32
     lines = (2 * shape.line_side.logs(x)).exp().mul_(2 * weight).to(wide)
     columns = (2 * shape.column_side.logs(x)).exp().to(wide)
@@ -173,6 +199,12 @@ def _accumulate(
     for side, sums in ((shape.line_side, line_pull), (shape.column_side, column_pull)):
         pull.index_add_(0, side.ids.flatten(), (sums.double() * side.sign).flatten())
     return line_pull.double().sum() / 2
+
+
+def _flat(shape: Shape, tensor: Tensor) -> Tensor:
+    flat = shape.flat(tensor)
+    assert flat is not None  # the model's layout is checked at every call, and a gradient is made in the same
+    return flat
 
 
 def _chunks(batch: int, lines: int, columns: int) -> Iterator[tuple[slice, slice]]:

@@ -48,7 +48,10 @@ class Plain:
         return found.log_scales
 
     def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:
-        """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients."""
+        """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients.
+
+        ``x`` is on the CPU, as the symmetries are; the tensors may be anywhere.
+        """
         for scaling in self._symmetries.scalings:
             if not (scaling.counted or biases) or not (scaling.plus.any() or scaling.minus.any()):
                 continue
@@ -60,7 +63,7 @@ class Plain:
                     factor = (
                         torch.exp2((power / LOG2).round()) if self._stepping.powers_of_two else power.exp()
                     )
-                    view.copy_(view.double() * factor)
+                    view.copy_(view.double() * factor.to(view.device))
 
     def norm(self, tensors: Mapping[str, Tensor]) -> float:
         """sum of c_k ||W_k||_p^p of the weights as they are (the largest c_k |w| for p = inf)."""

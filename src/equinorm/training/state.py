@@ -42,6 +42,21 @@ REFUSED: dict[type[Optimizer], str] = {
 }
 
 
+REFUSED_NAMES = {  # classes of packages that need not be installed
+    "Adafactor": REFUSED[torch.optim.Adafactor],
+    "Muon": REFUSED[torch.optim.Muon],
+    "Shampoo": "it multiplies gradients by whole matrices",
+    "DistributedShampoo": "it multiplies gradients by whole matrices",
+    "SOAP": "it works in the eigenbasis of whole matrices",
+}
+
+WRAPPERS = {
+    "AcceleratedOptimizer": "wraps another optimizer; pass that one, its .optimizer",
+    "ZeroRedundancyOptimizer": "keeps the state of each parameter on one process only, so that processes could not "
+    "agree on scales; shard the model with fully_shard instead",
+}
+
+
 def register_state(optimizer_cls: type[Optimizer], exponents: Mapping[str, int]) -> None:
     """Teach equinorm an elementwise optimizer: how each of its state tensors moves when a weight grows by s.
 
@@ -65,12 +80,19 @@ def exponents_of(optimizer: Optimizer) -> Mapping[str, int]:
     name = type(optimizer).__name__
     for cls in type(optimizer).__mro__:
         if cls in REFUSED:
-            raise ArgumentError(
-                f"optimizer: {name} is not elementwise ({REFUSED[cls]}), so its state cannot move"
-            )
+            raise _not_elementwise(name, REFUSED[cls])
         if cls in EXPONENTS:
             return EXPONENTS[cls]
+    for cls in type(optimizer).__mro__:
+        if cls.__name__ in WRAPPERS:
+            raise ArgumentError(f"optimizer: {name} {WRAPPERS[cls.__name__]}")
+        if cls.__name__ in REFUSED_NAMES:
+            raise _not_elementwise(name, REFUSED_NAMES[cls.__name__])
     raise ArgumentError(
         f"optimizer: {name} is unknown. If it is elementwise, say how its state moves: "
         f'equinorm.register_state({name}, {{"exp_avg": -1, "exp_avg_sq": -2, …}})'
     )
+
+
+def _not_elementwise(name: str, reason: str) -> ArgumentError:
+    return ArgumentError(f"optimizer: {name} is not elementwise ({reason}), so its state cannot move")
