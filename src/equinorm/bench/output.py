@@ -66,7 +66,9 @@ def show(name: str, findings: Findings, console: Console) -> None:
         console.print(f"note: {note}", markup=False)
 
 
-def save(name: str, findings: Findings, machine: Machine, settings: Any, folder: Path) -> list[Path]:
+def save(
+    name: str, findings: Findings, machine: Machine, settings: Any, folder: Path, quick: bool = False
+) -> list[Path]:
     """Write NAME.json, NAME.md and the pictures; every file is whole or as it was."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +79,7 @@ def save(name: str, findings: Findings, machine: Machine, settings: Any, folder:
         "claim": " ".join(findings.claim.split()),
         "machine": asdict(machine),
         "settings": _plain(settings),
+        "quick": quick,
         "headlines": _plain(findings.headlines),
         "notes": list(findings.notes),
         **_plain(findings.extra),

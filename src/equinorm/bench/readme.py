@@ -42,6 +42,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"{path}: not a readable result ({error})") from error
     if not {"benchmark", "machine", "headlines"} <= content.keys():
         raise ArgumentError(f"{path}: not a result of `equinorm bench`; run it again")
+    if content.get("quick"):
+        raise ArgumentError(f"{path}: a --quick look, no result; run `equinorm bench {content['benchmark']}`")
     return content
 
 
@@ -51,7 +53,7 @@ def with_table(page: str, folder: Path) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ArgumentError(f"the page lacks the markers {BEGIN} and {END}, one after the other")
-    return f"{before}{BEGIN}\n{table(folder)}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{table(folder)}\n\n{END}{after}"
 
 
 def _machine(machine: dict[str, Any]) -> str:

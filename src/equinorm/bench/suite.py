@@ -68,7 +68,7 @@ def run(
         for name in names:
             findings = BENCHMARKS[name].run(settings[name], where, _saying(screen, name, start))
             output.show(name, findings, console)
-            written = output.save(name, findings, machine, settings[name], folder)
+            written = output.save(name, findings, machine, settings[name], folder, quick)
             console.print(f"wrote {', '.join(map(str, written))}", markup=False, soft_wrap=True)
 
 
@@ -88,7 +88,7 @@ def _settings(name: str, quick: bool, changes: Mapping[str, Any]) -> Any:
 def _all_used(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     for key in changes:
         if not any(hasattr(chosen, key) for chosen in settings.values()):
-            raise ArgumentError(f"--{key}: none of {', '.join(settings)} has such a setting")
+            raise ArgumentError(f"{key}: none of {', '.join(settings)} has such a setting")
 
 
 def _saying(screen: Console, name: str, start: float) -> Callable[[str], None]:
