@@ -56,7 +56,9 @@ class Chunked:
         for part, piece in entries.chunks:
             if columns is not None:
                 piece = torch.mul(piece, matrix.by_line(columns, part), out=self._room(piece))
-            torch.linalg.vector_norm(piece, self._p, dim=1, dtype=out.dtype, out=out[part])
+            elif piece.dtype != out.dtype:
+                piece = self._room(piece).copy_(piece)
+            torch.linalg.vector_norm(piece, self._p, dim=1, out=out[part])
         return out.pow_(self._p)
 
     def scale(self, matrix: Matrix, entries: Entries, lines: Tensor, columns: Tensor) -> None:
