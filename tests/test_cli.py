@@ -39,6 +39,14 @@ def fails():
 def exits():
     raise SystemExit(3)
 
+class Branches(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x)
+        return h if h.sum() > 0 else -h
+
+def branches():
+    return Branches(5, 3)
+
 def naps():
     import time
     print("napping", flush=True)
@@ -154,6 +162,7 @@ ERRORS = [
     (("inspect", "cli_nets:number"), 1, "is of type int"),
     (("inspect", "cli_nets:fails"), 1, "RuntimeError: no luck"),
     (("inspect", "cli_nets:exits"), 1, "SystemExit: 3"),
+    (("inspect", "cli_nets:branches", "--input", "2,5"), 1, "torch.export cannot trace Branches"),
     (("inspect", "cli_nets:chain"), 1, "--input"),
     (("inspect", "cli_nets:chain", "--input", "2,x"), 1, "--input 2,x"),
     (("inspect", "cli_nets:chain", "--input", "2,0"), 1, "--input 2,0"),

@@ -3,15 +3,20 @@
 ``torch.export`` runs the model on fake tensors: nothing is computed, and the model, its buffers and the
 random state stay as they are. The graph keeps the operators as the model called them (``conv2d``,
 ``batch_norm``, ``relu_``), in-place operators included.
+
+The cache of keys and values that Hugging Face's decoders return is state between calls, not a part of the
+function: it is switched off while a model is traced or verified.
 """
 
 from __future__ import annotations
 
 import inspect
+import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,8 +26,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from equinorm.errors import ArgumentError, EquinormError
+from equinorm.randomness import random_state_kept
 
 ExampleInputs: TypeAlias = "Tensor | Sequence[Any] | Mapping[str, Any]"
+
+UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']*)'> in output")
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> tuple[list[Trace],
     args, kwargs = call_arguments(example_inputs)
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    with training_flags_kept(model):
+    with training_flags_kept(model), random_state_kept(model), caches_off(model):
         traces = [_export(model.eval(), args, kwargs, "eval")]
         model.train()
         try:
@@ -79,6 +87,27 @@ def training_flags_kept(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
+@contextmanager
+def caches_off(model: nn.Module) -> Iterator[None]:
+    """Hugging Face's decoders return no cache of keys and values, as if called with ``use_cache=False``."""
+    configs = {id(config): config for config in map(_config, model.modules()) if config is not None}
+    on = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in on:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in on:
+            config.use_cache = True
+
+
+def _config(module: nn.Module) -> Any:
+    """The Hugging Face configuration that a module has, if any."""
+    config = getattr(module, "config", None)
+    ours = any(kind.__module__.partition(".")[0] == "transformers" for kind in type(config).__mro__)
+    return config if ours else None
+
+
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str) -> Trace:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel would hide its projections
@@ -95,12 +124,13 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mod
 
 @contextmanager
 def _quiet_export() -> Iterator[None]:
-    """torch.export logs what it then raises; the error says enough."""
+    """torch.export logs what it then raises, and prints the graph so far; the error says enough."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)
 
@@ -120,16 +150,35 @@ def _why_untraceable(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str, error: Exception
 ) -> str:
     name = type(model).__name__
-    try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
-    except TypeError as mismatch:
+    mismatch = _mismatch(model, args, kwargs)
+    if mismatch is not None:
         return f"example_inputs: they do not fit {name}.forward: {mismatch}"
-    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    unknown = UNKNOWN_OUTPUT.search(reason)
+    if unknown is not None:
+        return (
+            f"model: {name} returns an object of type {unknown[1]} that torch.export cannot look into. Return "
+            "tensors in tuples, lists or dicts, or register the type with torch.export.register_dataclass; a "
+            "cache of keys and values is left out with use_cache=False"
+        )
     return (
-        f"model: torch.export cannot trace {name} in {mode} mode on example_inputs: {lines[0].strip()} "
+        f"model: torch.export cannot trace {name} in {mode} mode on example_inputs: {reason} "
         f"({type(error).__name__}). Check that model(*example_inputs) runs; data-dependent Python control "
         "flow cannot be traced."
     )
+
+
+def _mismatch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """How the arguments do not fit the signature of the model's forward, where it has one."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # compiled
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as mismatch:
+        return str(mismatch)
+    return None
 
 
 def _doubled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
