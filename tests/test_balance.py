@@ -169,6 +169,73 @@ def test_a_bias_that_would_overflow_caps_its_scale() -> None:
     assert "2 scales (held back where a weight or bias would overflow)" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("p", "inputs", "dtype"),
+    (
+        (0.02, 5, torch.float32),
+        (0.05, 784, torch.float32),
+        (0.25, 784, torch.float16),
+        (0.5, 5, torch.float16),
+    ),
+)
+def test_small_p_caps_nothing_that_would_not_overflow(p: float, inputs: int, dtype: torch.dtype) -> None:
+    """The p-norm of n equal entries is n^(1/p) times as large as they are: beyond any precision for small p."""
+    net, x = mlp(inputs, 20, 30, 3, dtype=dtype), torch.randn(2, inputs).to(dtype)
+    report = equinorm.balance(net, x, p=p)
+    assert report.converged and not report.capped and finite(net)
+    assert report.norm_after < 0.8 * report.norm_before and report.residual_stored < 1e-2
+
+
+def test_scales_that_are_all_held_back_are_not_converged() -> None:
+    net = mlp(5, 20, 30, 3)
+    report = equinorm.balance(net, torch.randn(2, 5), p=1e-3, verify=False)
+    assert finite(net) and report.capped == report.symmetries.num_free == 50
+    assert not report.converged and "held back" in report.status
+
+
+def overflowing_bias(net: nn.Sequential) -> None:
+    net[0].bias[3] = 40000.0
+
+
+def subnormal_consumer(net: nn.Sequential) -> None:
+    net[2].weight[2, 3] = 3 * 2.0**-24  # the last bit of float16 is 2^-24: no half of this
+
+
+def subnormal_bias_of_a_large_producer(net: nn.Sequential) -> None:
+    for first, size in ((net[0], 2.0**10), (net[2], 2.0**-5)):
+        first.weight.mul_(size)
+    net[0].bias[3] = 3 * 2.0**-24
+
+
+BLOCKS: list[Callable[[nn.Sequential], None]] = [
+    overflowing_bias, subnormal_consumer, subnormal_bias_of_a_large_producer,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_powers_of_two_in_float16_leave_blocked_channels_alone(
+    block: Callable[[nn.Sequential], None],
+) -> None:
+    """Channel 3 has an entry that would not survive any power of two that lowers the norm; all others move."""
+    net, x = mlp(4, 8, 3, dtype=torch.float16), torch.randn(16, 4).half()
+    with torch.no_grad():
+        net[0].weight.mul_(2.0**-5)
+        block(net)
+    original, before = copy.deepcopy(net), net(x)
+    assert before.isfinite().all()
+    report = equinorm.balance(net, x, scales="pow2")
+    assert report.blocked == 1
+    assert "1 scales (some entry would not survive a power of two exactly)" in str(report)
+    moved = report.scales.group(0) != 1
+    assert moved.tolist() == [k != 3 for k in range(8)]
+    assert report.norm_after < report.norm_before and report.function_change == 0
+    assert torch.equal(net(x), before)
+    for now, then in zip(net.parameters(), original.parameters(), strict=True):
+        ratio = (now.detach().double() / then.detach().double())[then != 0]
+        assert (ratio.log2() % 1 == 0).all()
+    assert equinorm.balance(original, x).scales.group(0)[3] != 1
+
+
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.float16))
 def test_every_precision_is_solved_in_float64(dtype: torch.dtype) -> None:
     net, x = mlp(4, 16, 16, 3, dtype=dtype), torch.randn(2, 4).to(dtype)

@@ -165,7 +165,8 @@ def test_wrong_arguments_are_refused(options: dict[str, object]) -> None:
 def test_parallel_is_near_the_exact_coefficient_and_exact_elsewhere() -> None:
     graph = ZOO["learnt shortcuts"](generator())
     found, exact = solved(graph, method="cycle-parallel"), solved(graph)
-    assert found.status is Status.CONVERGED
+    assert found.status is Status.APPROXIMATED and found.converged
+    assert found.residual > 1e-3 and "residual is below" not in found.status.value
     before = powers(graph, torch.zeros(graph.free + 1, dtype=torch.float64), 2.0)
     after, best = (powers(graph, s.log_scales, 2.0) for s in (found, exact))
     assert best < after < before

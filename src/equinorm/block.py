@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .cells import CHUNK
-from .norms import Norm
+from .norms import MaxNorm, Norm
 
 TINY = 1e-280  # a sum of products above this lost nothing that matters to underflow
 
@@ -44,6 +44,7 @@ class Block:
     dtype: torch.dtype
     values: Tensor  # [B, R, C], unpowered
     log_unit: float
+    largest: float  # no entry behind the cells, which may be p-norms of many, is larger
     log_weight: float  # log of c_W
     rows: Side
     cols: Side
@@ -89,8 +90,20 @@ class Block:
         same = bool((rows == rows[0, 0]).all()) and bool((cols == rows[0, 0]).all())
         return self if same else replace(self, links=(rows, cols))
 
-    def with_norm(self, norm: Norm) -> Block:
-        return replace(self, norm=norm, log_weight=0.0)
+    def magnitudes(self) -> Block:
+        """The block with an upper bound of the largest entry of every cell instead of its norm.
+
+        For small p a norm is far above that: n^(1/p) times as large for n equal entries.
+        """
+        values, unit = self.values, self.log_unit
+        if self.log_peak() > (most := math.log(self.largest)):
+            values = values.double().log_().add_(unit - most).clamp_(max=0.0).exp_()
+            unit = most
+        return replace(self, norm=MaxNorm(), log_weight=0.0, values=values, log_unit=unit)
+
+    def log_peak(self) -> float:
+        """log of the largest cell, the scales left aside."""
+        return math.log(self.peak) + self.log_unit if self.peak > 0 else -math.inf
 
     def present(self, part: Tensor, batch: slice, row: slice) -> Tensor:
         """Which cells of a part are nonzero and take part."""

@@ -31,6 +31,7 @@ class Cells:
     log_unit: float
     rows: Tensor  # [B, R] signed ids
     cols: Tensor  # [B, C] signed ids
+    largest: float  # of the entries themselves, whose p-norms may be far above it for small p
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def read(found: Layout, norm: Norm, parameter: str, visit: Visit | None = None) 
     count, rows, cols = found.rows.shape[0], found.rows.shape[1], found.cols.shape[1]
     exact = torch.float64 if found.inner > 1 or found.view.dtype == torch.float64 else torch.float32
     flat = torch.empty(count * rows * cols, dtype=exact)
-    start = 0
+    start, largest = 0, 0.0
     for piece in pieces(found.view, found.lead):
         if visit is not None:
             visit(piece, start // cols)
@@ -124,28 +125,29 @@ def read(found: Layout, norm: Norm, parameter: str, visit: Visit | None = None) 
             place = flat[start : start + part.numel() // found.inner]
             if found.inner == 1:
                 torch.abs(part.reshape(-1).to(exact), out=place)
-                _check(place, parameter)
+                top = float(place.amax())
             else:
-                place.copy_(_log_norms(part, part.dim() - rest, norm, parameter).flatten())
+                top = float(part.abs().amax())
+            if not math.isfinite(top):
+                raise ArgumentError(
+                    f"parameter {parameter} has NaN or infinite entries and cannot be balanced"
+                )
+            if found.inner > 1:
+                place.copy_(_log_norms(part, part.dim() - rest, norm).flatten())
+            largest = max(largest, top)
             start += place.numel()
     cells = flat.view(count, rows, cols)
     if found.inner > 1:
-        return _merged(_relative(cells, found.rows, found.cols), norm)
-    return _merged(Cells(cells, 0.0, found.rows, found.cols), norm)
+        return _merged(_relative(cells, found.rows, found.cols, largest), norm)
+    return _merged(Cells(cells, 0.0, found.rows, found.cols, largest), norm)
 
 
-def _check(magnitudes: Tensor, parameter: str) -> None:
-    if not math.isfinite(magnitudes.amax()):
-        raise ArgumentError(f"parameter {parameter} has NaN or infinite entries and cannot be balanced")
-
-
-def _log_norms(view: Tensor, numbering: int, norm: Norm, parameter: str) -> Tensor:
+def _log_norms(view: Tensor, numbering: int, norm: Norm) -> Tensor:
     """log of the norm of every cell, relative to its largest entry: 1e±30 to the power 20 is never formed."""
 
     def of(part: Tensor) -> Tensor:
         entries = part.reshape(math.prod(part.shape[:numbering]), -1).abs().double()
         peak = entries.amax(1)
-        _check(peak, parameter)
         relative = norm.power(entries.div_(peak.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)))
         ones = relative.new_ones(1, relative.shape[1])
         return peak.log() + norm.contract(relative.unsqueeze(0), ones).squeeze(0).log() / norm.exponent
@@ -156,10 +158,10 @@ def _log_norms(view: Tensor, numbering: int, norm: Norm, parameter: str) -> Tens
     return folded(view, numbering, of, join)
 
 
-def _relative(logs: Tensor, rows: Tensor, cols: Tensor) -> Cells:
+def _relative(logs: Tensor, rows: Tensor, cols: Tensor, largest: float) -> Cells:
     top = float(logs.amax())
     unit = top if math.isfinite(top) else 0.0
-    return Cells(logs.sub_(unit).exp_(), unit, rows, cols)
+    return Cells(logs.sub_(unit).exp_(), unit, rows, cols, largest)
 
 
 def _merged(cells: Cells, norm: Norm) -> Cells:
@@ -180,4 +182,4 @@ def _merged(cells: Cells, norm: Norm) -> Cells:
         place = out.view(rows.numel(), -1)
         place[kept] = norm.join(torch.stack([place[kept], part]), 0)
     logs = out.div_(norm.exponent).add_(cells.log_unit).view(1, rows.numel(), -1)
-    return _relative(logs, rows.unsqueeze(0), cols.unsqueeze(0))
+    return _relative(logs, rows.unsqueeze(0), cols.unsqueeze(0), cells.largest)

@@ -194,6 +194,7 @@ def _blocks(
             tensor.dtype,
             part.values,
             part.log_unit,
+            part.largest,
             log_weight,
             _side(part.rows, label),
             _side(part.cols, label),
@@ -220,7 +221,7 @@ def _split(cells: Cells, rows: Tensor, cols: Tensor) -> list[Cells]:
                 col = _places(col_labels == b)
                 values = cells.values[batch][:, row][:, :, col]
                 ids = cells.rows[batch][:, row], cells.cols[batch][:, col]
-                parts.append(Cells(values, cells.log_unit, *ids))
+                parts.append(Cells(values, cells.log_unit, *ids, cells.largest))
     return parts
 
 

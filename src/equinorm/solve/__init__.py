@@ -29,12 +29,13 @@ class Method:
     run: Callable[[Problem, Tensor, int], Iterator[tuple[int, Tensor]]]
     residual: Callable[[Problem, Tensor], float]  # what it brings to zero
     most: int  # cycles, when their number is left open
+    success: Status = Status.CONVERGED
 
 
 METHODS = {
     "multilevel": Method(multilevel, Problem.residual, 1_000),
     "cycle": Method(cycle, Problem.residual, 10_000),
-    "cycle-parallel": Method(cycle_parallel, parallel_residual, 1_000),
+    "cycle-parallel": Method(cycle_parallel, parallel_residual, 1_000, Status.APPROXIMATED),
 }
 ROUNDS = 5  # of solving again with tighter bounds where a rescaled weight would overflow
 
@@ -66,39 +67,43 @@ def solve(
     if upper is not None:
         high[1:] = torch.minimum(high, upper)[1:]
     for _ in range(ROUNDS):
-        solution = _run(Problem(found.objective, found.live, low, high), found, METHODS[method], cycles, tol)
+        problem = Problem(found.objective, found.live, low, high)
+        solution = _run(problem, found, METHODS[method], cycles, tol)
         tight = tightened(objective, solution.log_scales, low, high)
         if tight is None:
             return solution
         low, high = tight
-    return _held_back(objective, solution, low, high)
+    return _held_back(objective, problem, solution, low, high)
 
 
 def _run(problem: Problem, found: Attained, method: Method, cycles: int | None, tol: float) -> Solution:
     x = problem.clamp(problem.objective.start())
     done, residual = 0, method.residual(problem, x) if problem.live.any() else 0.0
     history = [(0, residual, problem.objective.energy(x))]
-    status = Status.CONVERGED if residual <= tol else Status.NOT_CONVERGED
-    if not problem.live.any():
-        status = Status.NOTHING_FREE
-    elif cycles is not None or residual > tol:
+    stalled = False
+    if problem.live.any() and (cycles is not None or residual > tol):
         before = start = x
         for done, x in method.run(problem, start, method.most if cycles is None else cycles):
             residual = method.residual(problem, x)
             history.append((done, residual, problem.objective.energy(x)))
-            status = Status.CONVERGED if residual <= tol else Status.NOT_CONVERGED
-            if cycles is None and (residual <= tol or torch.equal(before, x)):
+            stalled = torch.equal(before, x)
+            if cycles is None and (residual <= tol or stalled):
                 break
             before = x.clone()
-    if residual > tol:
-        if cycles is not None:
-            status = Status.CYCLES_DONE
-        elif torch.equal(before, x) and done < method.most:
-            status = Status.STALLED
     x = _anchored(problem, found, x)
     still = ~problem.live
     still[0] = False
     capped, blocked = problem.capped(x), torch.zeros_like(still)
+    if not problem.live.any():
+        status = Status.NOTHING_FREE
+    elif capped[problem.live].all():
+        status = Status.HELD_BACK  # a residual over no scale says nothing
+    elif residual <= tol:
+        status = method.success
+    elif cycles is not None:
+        status = Status.CYCLES_DONE
+    else:
+        status = Status.STALLED if stalled and done < method.most else Status.NOT_CONVERGED
     return Solution(x, done, problem.residual(x), status, tuple(history), still, capped, blocked)
 
 
@@ -114,7 +119,9 @@ def _anchored(problem: Problem, found: Attained, x: Tensor) -> Tensor:
     return x
 
 
-def _held_back(objective: Objective, solution: Solution, low: Tensor, high: Tensor) -> Solution:
+def _held_back(
+    objective: Objective, problem: Problem, solution: Solution, low: Tensor, high: Tensor
+) -> Solution:
     """Give up optimality for what still overflows: clamp to the bounds, at worst leave every scale at 1."""
     x = solution.log_scales
     for _ in range(ROUNDS):
@@ -125,4 +132,6 @@ def _held_back(objective: Objective, solution: Solution, low: Tensor, high: Tens
         low, high = tight
     else:
         x = objective.start()
-    return replace(solution, log_scales=x, capped=solution.capped | (x != solution.log_scales))
+    capped = solution.capped | (x != solution.log_scales)
+    residual = replace(problem, live=problem.live & ~capped).residual(x)
+    return replace(solution, log_scales=x, residual=residual, status=Status.HELD_BACK, capped=capped)

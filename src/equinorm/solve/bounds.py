@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..block import Block, Side
-from ..norms import MaxNorm
 from ..objective import Objective
 
 
@@ -43,13 +42,13 @@ def _restrict(lower: Tensor, upper: Tensor, side: Side, direction: int, most: Te
 def tightened(objective: Objective, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor] | None:
     """Bounds under which what overflows at x no longer does; None where nothing does.
 
-    Reduced cells hold a p-norm, which is at least their largest entry: the test errs on the safe side.
+    Reduced cells hold a norm, which is at least their largest entry: the test errs on the safe side.
     """
     tight = lower.clone(), upper.clone()
     found = False
     for block in objective.blocks + objective.limits:
         if _reach(block, x) > _limit(block.dtype):
-            found |= _tighten(block.with_norm(MaxNorm()), x, *tight)
+            found |= _tighten(block.magnitudes(), x, *tight)
     return tight if found else None
 
 
@@ -58,7 +57,7 @@ def _reach(block: Block, x: Tensor) -> float:
     if block.peak == 0:
         return -math.inf
     spread = block.rows.logs(x).amax() - block.cols.logs(x).amin()
-    return math.log(block.peak) + block.log_unit + float(spread)
+    return min(block.log_peak(), math.log(block.largest)) + float(spread)
 
 
 def _tighten(block: Block, x: Tensor, lower: Tensor, upper: Tensor) -> bool:

@@ -12,9 +12,11 @@ class Status(Enum):
     """How a solve ended; the value is the message."""
 
     CONVERGED = "converged: the residual is below the tolerance"
+    APPROXIMATED = "converged to the paper's approximation; the residual is that of the true norm"
     CYCLES_DONE = "did the cycles that were asked for"
     NOT_CONVERGED = "not converged within the largest number of cycles; pass cycles= or a larger tol="
     STALLED = "stalled: no step lowers the norm in float64, with the residual still above the tolerance"
+    HELD_BACK = "held back: scales would have to move so far that a weight or bias overflows"
     NOTHING_FREE = "nothing to rescale: no scale is free and has an attained minimum"
 
 
@@ -34,4 +36,5 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        return self.status in (Status.CONVERGED, Status.NOTHING_FREE)
+        """Whether the solver brought what it brings to zero below the tolerance."""
+        return self.status in (Status.CONVERGED, Status.APPROXIMATED, Status.NOTHING_FREE)
