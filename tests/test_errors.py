@@ -59,6 +59,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"c": "adaptive", "p": math.inf}, '"adaptive" has no meaning'),
     ({"c": {"0.weight": 0.0}}, "0.weight"),
     ({"c": {"0.weight": "much"}}, "0.weight"),
+    ({"c": {"0.weight": True}}, "0.weight"),
     ({"c": {"0.weigth": 1.0}}, "0.weigth"),
     ({"c": {"0.bias": 1.0}}, "0.bias"),
     ({"solver": "newton"}, "'multilevel', 'cycle', 'cycle-parallel'"),
@@ -70,6 +71,8 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"tol": 0.0}, "tol: "),
     ({"tol": math.inf}, "tol: "),
     ({"symmetries": "all"}, "symmetries: "),
+    ({"biases": "x"}, "biases: "),
+    ({"verify": 1}, "verify: "),
 ]
 
 
@@ -95,6 +98,8 @@ INPUTS: list[tuple[Any, str]] = [
     ("image.png", "example_inputs: expected a tensor"),
     (3, "example_inputs: expected a tensor"),
     (X.double(), "example_inputs"),
+    (X.clone().fill_(math.nan), "example_inputs: they hold NaN or infinity"),
+    (X / 0, "example_inputs: they hold NaN or infinity"),
     (None, "example_inputs: needed"),
 ]
 
@@ -124,8 +129,37 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize("build", (Branches, Fails))
-def test_models_that_cannot_be_traced(build: Callable[[], nn.Module]) -> None:
+def test_models_that_cannot_be_traced(
+    build: Callable[[], nn.Module], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line: torch.export would print the whole graph besides."""
     refused(build(), build.__name__, "torch.export", "control flow")
+    assert capfd.readouterr() == ("", "")
+
+
+class Answer:
+    """Not a type that torch.export knows."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Answers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(self.layer(x))
+
+
+def test_outputs_that_cannot_be_traced() -> None:
+    refused(Answers(), "Answers returns an object of type", "Answer", "register_dataclass", "use_cache=False")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_compiled_modules_are_refused() -> None:
+    refused(torch.jit.trace(mlp(), X), "cannot trace", "ScriptModule")
 
 
 def test_not_a_model() -> None:
@@ -167,15 +201,32 @@ class Complex(nn.Module):
         return self.layer(torch.relu((x.to(torch.complex64) @ self.wave.T).real))
 
 
-def test_complex_parameters() -> None:
-    refused(Complex(), "parameter wave has type torch.complex64", "only real weights")
+def test_complex_parameters_are_pinned() -> None:
+    """What they make stays; all else moves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Complex(), nn.ReLU(), nn.Linear(3, 2))
+    wave = model[0].wave.detach().clone()
+    report = equinorm.balance(model, X)
+    assert report.symmetries.num_free == 3 and report.norm_after < report.norm_before
+    assert torch.equal(model[0].wave, wave) and "0.wave" not in report.scales
+    reasons = {pin.what: pin.reason for pin in report.symmetries.pinned if "complex" in pin.reason}
+    assert reasons, report.symmetries.pinned
+    assert all("0.wave is complex64: only real weights" in reason for reason in reasons.values())
 
 
-def test_integer_parameters() -> None:
+def test_integer_parameters_are_pinned() -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     model[0].weight = nn.Parameter(torch.ones(3, 4, dtype=torch.int64), requires_grad=False)
     model[0].bias = nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False)
-    refused(model, "0.", "torch.int64", inputs=X.long())
+    report = equinorm.balance(model, X.long())
+    assert "nothing to rescale" in report.status and not report.scales
+
+
+def test_weights_that_became_complex_since_the_analysis() -> None:
+    model = mlp()
+    sym = equinorm.symmetries(model, X)
+    model[2].weight = nn.Parameter(model[2].weight.detach().to(torch.complex64))
+    refused(model, "parameter 2.weight has type torch.complex64", "only real weights", symmetries=sym)
 
 
 def test_memory_that_is_shared_without_being_tied() -> None:
@@ -220,11 +271,22 @@ def test_an_error_while_verifying_restores_every_bit(call: int, error: BaseExcep
     assert bits(model) == before
 
 
+def unbalanced() -> nn.Sequential:
+    """Every tensor of it moves, with powers of two as well."""
+    model = mlp()
+    with torch.no_grad():
+        for k, size in ((0, 2.0**6), (2, 0.7), (4, 2.0**-6)):
+            model[k].weight.mul_(size)
+    return model
+
+
 @pytest.mark.parametrize("verify", (True, False))
+@pytest.mark.parametrize("scales", ("real", "pow2"))
 @pytest.mark.parametrize("failing", (1, 2, 3, 5))
 def test_an_error_while_applying_undoes_what_was_done(
-    failing: int, verify: bool, monkeypatch: pytest.MonkeyPatch
+    failing: int, verify: bool, scales: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From a copy to the last bit, as powers of two do without one; else to within rounding."""
     from equinorm import apply
 
     real, calls = apply._multiplier, []
@@ -236,11 +298,12 @@ def test_an_error_while_applying_undoes_what_was_done(
         return real(*arguments)
 
     monkeypatch.setattr(apply, "_multiplier", breaks)
-    model = mlp()
+    model = unbalanced()
     original = copy.deepcopy(model)
     with pytest.raises(MemoryError):
-        equinorm.balance(model, X, verify=verify)
-    if verify or failing == 1:
+        equinorm.balance(model, X, verify=verify, scales=scales)
+    assert len(calls) == failing
+    if verify or failing == 1 or scales == "pow2":
         assert bits(model) == bits(original)
     for a, b in zip(model.parameters(), original.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=3e-7, atol=0)

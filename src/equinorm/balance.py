@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from equinorm.apply import rescale
@@ -19,7 +21,7 @@ from equinorm.solve.certificate import residual_of
 from equinorm.symmetry import Symmetries
 from equinorm.threads import single_thread
 from equinorm.trace import ExampleInputs
-from equinorm.verify import Probe, restore
+from equinorm.verify import Probe, largest, restore
 from equinorm.weighting import log_weights
 
 
@@ -59,7 +61,9 @@ def balance(
         biases: ``False`` leaves biases alone, as the paper's code does. The function then changes.
         verify: compare outputs before and after, and restore the weights with an error if they differ beyond
             rounding (with ``batch_norm="ignore"`` or ``biases=False``: only report). Takes a copy of the
-            parameters.
+            parameters, from which every bit is restored whatever goes wrong. ``False`` takes none: Ctrl-C
+            then waits until all weights are written, and if writing them fails half way (out of memory),
+            what was done is undone, exactly with ``scales="pow2"`` and else to within rounding.
         symmetries: the result of an earlier :func:`equinorm.symmetries`, to skip the analysis.
 
     Returns:
@@ -69,7 +73,7 @@ def balance(
         ArgumentError: an argument or a weight that cannot be used; the model is untouched.
         EquinormError: the outputs changed; the model is as it was.
     """
-    request = Request(p, solver, cycles, tol, scales, batch_norm, biases)
+    request = Request(p, solver, cycles, tol, scales, batch_norm, biases, verify)
     found = _symmetries(model, example_inputs, batch_norm, symmetries)
     if verify and example_inputs is None:
         raise ArgumentError("example_inputs: needed to verify the function; give them or pass verify=False")
@@ -82,8 +86,8 @@ def balance(
             solution = round_to_powers(objective, solution, found, tensors, biases)
         before = objective.energy(objective.start())
     del objective  # its matrices make room for those of the rescaled weights
-    probe = Probe(model, example_inputs) if verify and example_inputs is not None else None
-    with _restored_on_error(tensors if probe else {}) as originals:
+    with _restored_on_error(_restorable(model) if verify else {}) as originals:
+        probe = Probe(model, example_inputs, originals) if example_inputs is not None and verify else None
         with single_thread():
             stored = rescale(found, tensors, solution, p, weights, biases)
         change = _checked_change(probe, tensors, originals, request) if probe else None
@@ -109,6 +113,15 @@ def _symmetries(
     return given
 
 
+def _restorable(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters that have values of their own: those that no scale touches, a forward pass may write to."""
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.layout == torch.strided and parameter.device.type != "meta"
+    }
+
+
 @contextmanager
 def _restored_on_error(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Keep a copy, and put it back whatever goes wrong, Ctrl-C included."""
@@ -125,20 +138,48 @@ def _checked_change(
     probe: Probe, parameters: Mapping[str, Tensor], originals: dict[str, Tensor], request: Request
 ) -> float:
     changes = probe.changes()
-    largest = max(changes, default=0.0)
     exact = request.scales == "pow2"
     allowed = 0.0 if exact else probe.roundings()
-    if not request.preserves or largest <= allowed:
-        return largest
-    suspects = [run for run, change in enumerate(changes) if not change <= allowed]
-    for run, measured in zip(suspects, probe.amplified(suspects, parameters, originals), strict=True):
-        bound = allowed if exact else max(allowed, measured)
-        if not changes[run] <= bound:
-            raise EquinormError(
-                f"the outputs changed by {changes[run]:.1e} (relative), more than the {bound:.1e} that rounding "
-                "explains; the weights are restored. Please report this with the model; verify=False skips the test"
-            )
-    return largest
+    suspects = [run for run, change in enumerate(changes) if change > allowed]
+    if request.preserves and suspects:
+        rounding = probe.amplified(suspects, parameters, originals)
+        for run, measured in zip(suspects, rounding, strict=True):
+            bound = allowed if exact else max(allowed, measured)
+            if changes[run] > bound:
+                raise EquinormError(
+                    _why_changed(changes[run], bound, exact, _underflown(parameters, originals))
+                )
+    return largest(changes)
+
+
+def _why_changed(change: float, bound: float, exact: bool, underflown: str | None) -> str:
+    what = f"the outputs changed by {change:.1e} (relative), the weights are restored: "
+    wider = "use a wider precision or a larger p"
+    if underflown is not None:
+        return f"{what}entries of {underflown} fell below the range of their precision; {wider}"
+    if exact or math.isinf(change):
+        return f"{what}an activation must have left the range of its precision; {wider}"
+    return (
+        f"{what}that is more than the {bound:.1e} which rounding explains. Please report this with the model; "
+        "verify=False skips the test"
+    )
+
+
+def _underflown(parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> str | None:
+    """The first parameter whose largest entry along some dimension is no longer a normal number."""
+    for name, now in parameters.items():
+        for dim in range(max(now.dim(), 1)):
+            before, after = (_largest_along(dim, tensor) for tensor in (originals[name], now))
+            least = torch.finfo(now.dtype).smallest_normal
+            if bool(((before >= least) & (after < least)).any()):
+                return name
+    return None
+
+
+def _largest_along(dim: int, tensor: Tensor) -> Tensor:
+    """Of every slice across a dimension."""
+    others = [d for d in range(tensor.dim()) if d != dim]
+    return tensor.abs().amax(others) if others else tensor.abs()
 
 
 def _report(

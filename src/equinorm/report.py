@@ -78,7 +78,8 @@ class Report:
     converged: bool
     cycles: int
     status: str
-    function_change: float | None  # of an output, relative to its largest entry; None if not verified
+    function_change: float | None  # of an output, relative to its largest entry; None if not verified, NaN if
+    # no output had a finite entry to compare
     still: int  # free scales that no minimum exists for: left at one
     capped: int  # scales held back where a weight or a bias would overflow
     blocked: int  # powers of two that some entry would not survive exactly
@@ -102,18 +103,24 @@ class Report:
         return _exp(self.log_norm_after)
 
     def __str__(self) -> str:
-        change = "not measured" if self.function_change is None else f"{self.function_change:.1e} (relative)"
         rows = [
             ("balance", f"p = {self.p:g}, {self.symmetries.num_free} free scales"),
             ("norm", self._norms()),
             ("residual", f"{self.residual:.1e} as solved, {self.residual_stored:.1e} as stored"),
             ("solver", f"{self.cycles} cycles; {self.status}"),
-            ("function change", change),
+            ("function change", self._change()),
         ]
         for name, count in (("still", self.still), ("capped", self.capped), ("blocked", self.blocked)):
             if count:
                 rows.append((name, f"{count} scales ({_MEANING[name]})"))
         return "\n".join([*columns(rows), *self._largest_scales()])
+
+    def _change(self) -> str:
+        if self.function_change is None:
+            return "not measured"
+        if math.isnan(self.function_change):
+            return "nothing to compare: no output is finite"
+        return f"{self.function_change:.1e} (relative)"
 
     def _norms(self) -> str:
         before, after = self.log_norm_before, self.log_norm_after

@@ -28,6 +28,7 @@ class Request:
     scales: str
     batch_norm: str
     biases: bool
+    verify: bool
 
     @property
     def preserves(self) -> bool:
@@ -48,6 +49,9 @@ class Request:
             raise ArgumentError(f"cycles: expected a whole number or None, got {self.cycles!r}")
         if not _is_number(self.tol) or not 0 < self.tol < math.inf:
             raise ArgumentError(f"tol: expected a positive number, got {self.tol!r}")
+        for name, flag in (("biases", self.biases), ("verify", self.verify)):
+            if not isinstance(flag, bool):
+                raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
 
 
 def _is_number(value: object, *kinds: type) -> bool:

@@ -39,6 +39,7 @@ def _given(c: Mapping[str, float], counted: list[str]) -> dict[str, float]:
             raise ArgumentError(
                 f"c: {name!r} is not among the {len(set(counted))} parameters that count in the norm"
             )
-        if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not number or not 0 < weight < math.inf:
             raise ArgumentError(f"c: the weight of {name} must be a positive number, got {weight!r}")
     return {name: math.log(c.get(name, 1.0)) for name in counted}
