@@ -34,8 +34,9 @@ def rescale(
     """Equation 3 of the paper, W ← D_{k-1}^{-1} W D_k, for every parameter in place; with biases b ← b D_k.
 
     Products are formed in float64 and rounded once; powers of two round nothing. Returns the objective of the
-    weights as now stored. If anything fails on the way, what was done is undone (to within rounding: whoever
-    needs every bit back keeps a copy).
+    weights as now stored. If anything fails on the way, what was done is undone: exactly for powers of two, else
+    to within rounding, as a product does not say which of the neighbouring weights it came from, and to note
+    that would take more memory than ``balance`` may. Whoever needs every bit back keeps a copy.
     """
     with torch.no_grad(), interrupts_deferred(), _undone_on_error() as done:
 
