@@ -180,8 +180,13 @@ def _errorbars(
 
 
 def _log(axes: Axes, label: str) -> None:
+    from matplotlib.ticker import NullFormatter
+
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.xaxis.set_minor_formatter(
+        NullFormatter()
+    )  # they overlap where the axis spans about one power of ten
     axes.set_xlabel(label)
     axes.grid(axis="x", color=GRID, linewidth=0.6)
 
