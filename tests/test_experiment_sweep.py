@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 from experiment_runs import forked, killed, write_data
+from optuna.trial import TrialState
 
 from equinorm.cli import run as cli
 from equinorm.errors import EquinormError
+from equinorm.experiments.folder import Busy
 from equinorm.experiments.recipes import Settings
 from equinorm.experiments.result import Result
+from equinorm.experiments.storage import open_storage
 from equinorm.experiments.sweep import Summary, sweep
 from equinorm.experiments.train import train
 
@@ -124,7 +127,7 @@ def test_workers_share_a_sweep(storage: str, tmp_path: Path) -> None:
 
     def work() -> None:
         found.append(
-            sweep("cifar10-fc", ["bn", "enorm"], tmp_path, bench, storage=place, seeds=2, heartbeat=2)
+            sweep("cifar10-fc", ["bn", "enorm"], tmp_path, bench, storage=place, seeds=2, heartbeat=8)
         )
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -156,6 +159,43 @@ def test_a_dead_workers_trial_is_retried(storage: str, tmp_path: Path) -> None:
         "only the dead worker's trial ran twice"
     )
     assert len(waits) <= 1
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_worker_taken_for_dead_that_lives(storage: str, tmp_path: Path) -> None:
+    """Its trial is failed by others while it trains; its result counts when the trial is retried."""
+    place = storage.format(tmp_path) if "://" in storage else str(tmp_path / storage)
+    wronged: list[float] = []
+
+    def value(settings: Settings) -> float | None:
+        if settings.lr == 0.01 and not wronged:
+            wronged.append(settings.lr)
+            opened = open_storage(place, 1)
+            study = opened.get_all_studies()[0]._study_id
+            (running,) = opened.get_all_trials(study, states=(TrialState.RUNNING,))
+            opened.set_trial_state_values(running._trial_id, TrialState.FAIL)
+        return settings.lr
+
+    bench = Bench(tmp_path, value)
+    (summary,) = sweep("mnist-autoencoder", ["bn"], tmp_path, bench, storage=place, seeds=1, heartbeat=1)
+    assert wronged and summary.chosen == {"lr": 0.001} and len(summary.search) == 3
+
+
+def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
+    """Which happens to the one that retries such a trial."""
+    refusals: list[float] = []
+
+    def value(settings: Settings) -> float | None:
+        if settings.lr == 0.01 and len(refusals) < 2:
+            refusals.append(settings.lr)
+            raise Busy("another process is training here")
+        return settings.lr
+
+    waits: list[str] = []
+    (summary,) = sweep(
+        "mnist-autoencoder", ["bn"], tmp_path, Bench(tmp_path, value), seeds=1, heartbeat=1, say=waits.append
+    )
+    assert len(refusals) == 2 and waits and summary.finals == [0.001] and len(summary.search) == 3
 
 
 def test_a_worker_killed_while_training(data: Path, tmp_path: Path) -> None:

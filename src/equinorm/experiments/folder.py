@@ -27,6 +27,10 @@ FORMAT = 1
 """Of checkpoints; to be raised when their contents change."""
 
 
+class Busy(EquinormError):
+    """Another process is training in the folder."""
+
+
 class Folder:
     """Reads and writes the files of one run, and refuses those of another.
 
@@ -47,7 +51,11 @@ class Folder:
         config, result = self.path / "config.json", self.path / "result.json"
         if config.exists():
             self._check(config, read_json(config).get("run", {}))
-        return Result.read(result) if result.exists() else None
+        if not result.exists():
+            return None
+        ended = Result.read(result)
+        self._check(result, {**self._identity, **asdict(ended.settings)})
+        return ended
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -61,7 +69,7 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise EquinormError(f"{self.path}: another process is training here; wait for it") from None
+                raise Busy(f"{self.path}: another process is training here; wait for it") from None
             except OSError as error:
                 raise EquinormError(f"{self.path}: cannot be locked ({error.strerror})") from error
             for left_over in self.path.glob(".*-*"):  # half-written files of a killed process

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from equinorm.experiments.extra import require
+from equinorm.experiments.folder import Busy
 from equinorm.experiments.storage import GRACE
 
 Point = dict[str, Any]
@@ -83,8 +84,17 @@ class Grid:
             waiting = any(trial.state == states.WAITING for trial in trials)
             if not waiting and len({self._point_of(trial) for trial in trials}) >= self._size:
                 return False
+            return self._run_trial()
+
+    def _run_trial(self) -> bool:
+        """Run the next trial; False if it turns out to be run by a worker that was taken for dead, but lives."""
+        self._busy = self._given_up = False
+        try:
             self._study.optimize(self._objective, n_trials=1)
-        return True
+        except ValueError:  # Optuna's "Cannot tell a FAIL trial"
+            if not self._given_up:
+                raise
+        return not self._busy
 
     def _trials(self) -> list[Any]:
         return list(self._study.get_trials(deepcopy=False))
@@ -119,7 +129,15 @@ class Grid:
         point = {name: trial.suggest_categorical(name, values) for name, values in self._space.items()}
         if self._taken(trial):
             raise self._optuna.TrialPruned
-        value = self._evaluate(point)
+        try:
+            value = self._evaluate(point)
+        except Busy:
+            self._busy = True
+            raise self._optuna.TrialPruned from None
+        # Others may have taken this worker for dead: Optuna refuses the value then, and the retry finds the result.
+        if self._study.trials[trial.number].state != self._optuna.trial.TrialState.RUNNING:
+            self._given_up = True
+            raise self._optuna.TrialPruned
         return self._worst if value is None else value
 
     def _taken(self, trial: Any) -> bool:
