@@ -34,6 +34,9 @@ def attach(
         model, optimizer: as ``prepare`` returned them.
         example_inputs, options: those of :class:`equinorm.ENorm`. With mixed precision or a sharded model, pass
             ``symmetries`` found before ``prepare``.
+
+    Returns:
+        The attached ENorm; its ``attach()`` returns the handle that detaches it.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     enorm = ENorm(

@@ -28,22 +28,31 @@ class ENormCallback(Callback):
         self.enorm: ENorm | None = None
         self._example_inputs, self._options = example_inputs, options
         self._loaded: dict[str, Any] = {}
+        self._handle: Any = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         example = pl_module.example_input_array if self._example_inputs is None else self._example_inputs
         if example is not None:
             example = trainer.strategy.batch_to_device(example)
         self.enorm = ENorm(pl_module, trainer.optimizers, example, **self._options)
-        if self._loaded:
-            self.enorm.load_state_dict(self._loaded)
+        loaded, self._loaded = self._loaded, {}  # for this fit only
+        if loaded:
+            self.enorm.load_state_dict(loaded)
         self._handle = self.enorm.attach()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self.enorm is not None:
-            self._handle.remove()
+        if stage == "fit":
+            self._detach()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._detach()  # a fit that fails is not torn down
 
     def state_dict(self) -> dict[str, Any]:
         return self._loaded if self.enorm is None else self.enorm.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict  # Lightning restores callbacks before there are optimizers
+
+    def _detach(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
@@ -21,6 +19,8 @@ KEY = "equinorm"  # of the state in trainer_state.json
 
 class ENormCallback(TrainerCallback):
     """Normalises after each optimizer step, and keeps its state in the Trainer's checkpoints.
+
+    With ``restore_callback_states_from_checkpoint`` the Trainer says that it ignores that state; this restores it.
 
     Args:
         example_inputs: of the model's forward, as a dict: a small batch without labels will do.
@@ -39,8 +39,7 @@ class ENormCallback(TrainerCallback):
         self.enorm = ENorm(kwargs["model"], optimizer, self._example_inputs, **self._options)
         stored: Any = state.stateful_callbacks
         if state.global_step and KEY in stored:
-            total = torch.tensor(stored[KEY]["total_log_scales"], dtype=torch.float64)
-            self.enorm.load_state_dict({**stored[KEY], "total_log_scales": total})
+            self.enorm.load_state_dict(stored[KEY])
         self._handle = self.enorm.attach()
 
     def on_step_end(

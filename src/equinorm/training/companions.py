@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equinorm.training.precision import DIGITS
 from equinorm.training.shards import is_sharded
-
-MOVABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(tensor: Tensor, parameter: Tensor) -> str | None:
     """Why a tensor cannot be scaled as a parameter is, or None if it can."""
     if tensor.shape != parameter.shape:
         return f"has shape {tuple(tensor.shape)}, not the parameter's {tuple(parameter.shape)}"
-    if tensor.dtype not in MOVABLE:
+    if tensor.dtype not in DIGITS:
         return f"has type {tensor.dtype}, which holds no scaled values"
     if tensor.layout != torch.strided:
         return f"is stored as {tensor.layout}"

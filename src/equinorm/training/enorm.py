@@ -24,7 +24,7 @@ from equinorm.training.engine import chosen_engine
 from equinorm.training.followers import Copy, Followers
 from equinorm.training.layouts import Layouts
 from equinorm.training.ownership import Ownership
-from equinorm.training.precision import Precision
+from equinorm.training.precision import DIGITS, Precision
 from equinorm.training.shards import all_finite, locals_of, reducer
 from equinorm.weighting import log_weights
 
@@ -86,7 +86,7 @@ class ENorm:
             name for name, p in self._parameters.items() if p.requires_grad and name not in self._moved
         ]
         self._exact = scales == "pow2"
-        self._refuse_half_precision()
+        self._check_types()
         self._precision = Precision(self._parameters[name] for name in self._moved)
         stepping = Stepping(p, cycles, self._precision.bound(max_scale, self._exact), self._exact)
         weights = log_weights(c, p, self.symmetries)
@@ -216,9 +216,12 @@ class ENorm:
         shapes = {name: list(shape) for name, shape in self.symmetries.shapes.items()}
         return {"parameters": shapes, "groups": groups}
 
-    def _refuse_half_precision(self) -> None:
-        for name in self._moved if self._exact else ():
-            if self._parameters[name].dtype == torch.float16:
+    def _check_types(self) -> None:
+        for name in self._moved:
+            dtype = self._parameters[name].dtype
+            if dtype not in DIGITS:
+                raise ArgumentError(f"parameter {name} has type {dtype}, which holds no scaled weights")
+            if dtype == torch.float16 and self._exact:
                 raise ArgumentError(
                     f"parameter {name} is float16, whose range is too small for powers of two to stay exact; keep "
                     "float32 weights and use autocast"
