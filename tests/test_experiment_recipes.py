@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
 from equinorm.errors import ArgumentError
+from equinorm.experiments.__main__ import page
 from equinorm.experiments.methods import METHODS
 from equinorm.experiments.recipes import RECIPES, Settings, settings
 from equinorm.experiments.result import headline
@@ -130,6 +132,11 @@ def test_headlines() -> None:
     assert headline(settings("cifar10-fc", "bn"), history) == 3.0
     assert headline(settings("imagenet-resnet18", "bn"), history) == 3.0  # of 5, 7, 1, 2, 3
     assert headline(settings("imagenet-resnet18", "bn"), history, "validation") is None
+
+
+def test_the_page_of_recipes_is_current() -> None:
+    written = (Path(__file__).parent.parent / "docs/experiments.md").read_text(encoding="utf-8")
+    assert written == page(), "run `python -m equinorm.experiments` and commit docs/experiments.md"
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
