@@ -12,6 +12,8 @@ import pytest
 import torch
 from enorm_nets import CASES, assert_close, descend, weights_of
 from small_conv_nets import CONVS
+from small_derived_nets import DERIVED
+from small_memory_nets import MEMORY
 from small_nets import MLPS, Row
 from small_token_nets import TOKENS
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from equinorm.training.plain import Plain
 from equinorm.training.plan import Plan, shapes_of
 from equinorm.weighting import log_weights
 
-ROWS = [row for row in [*MLPS, *CONVS, *TOKENS] if row.free]
+ROWS = [row for row in [*MLPS, *CONVS, *TOKENS, *MEMORY, *DERIVED] if row.free]
 SETTINGS = [  # p, c, cycles, largest scale per step, powers of two
     (2.0, 1.0, 1, 8.0, False),
     (2.0, 0.7, 2, 64.0, False),
@@ -113,7 +115,14 @@ def agree(plan: Plan, plain: Plain, weights: dict[str, Tensor], p: float, pow2: 
 
 
 # Weights that map a group to itself, or slices across columns: the closed form or a plan of matrices does not apply.
-PLAIN_ONLY = {"x + relu(Wx)", "unrolled recurrence", "a layer used twice", "a layer without bias used twice"}
+PLAIN_ONLY = {
+    "x + relu(Wx)",
+    "unrolled recurrence",
+    "a layer used twice",
+    "a layer without bias used twice",
+    "einsum of a diagonal",
+    "states written row by row",
+}
 
 
 @pytest.mark.parametrize("pow2", [False, True])

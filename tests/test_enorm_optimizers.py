@@ -259,13 +259,16 @@ class Unknown(torch.optim.SGD):
         self.state[last]["novel"] = type(self).extra(last)
 
 
+KNOWN = {"momentum_buffer": -1, "novel": -1}
+
+
 @pytest.mark.parametrize(
     ("extra", "registered", "message"),
     [
         (torch.zeros_like, None, "keeps a state 'novel' that equinorm does not know"),
         (lambda p: [torch.zeros_like(p)], None, "keeps a state 'novel' that equinorm does not know"),
-        (lambda p: torch.zeros(p.shape[0], 7), {"momentum_buffer": -1, "novel": -1}, "has shape .* Only elementwise state"),
-        (lambda p: p.new_zeros(*p.shape, 2)[..., 0], {"momentum_buffer": -1, "novel": -1}, "does not lie in memory as"),
+        (lambda p: torch.zeros(p.shape[0], 7), KNOWN, "has shape .* Only elementwise state"),
+        (lambda p: p.new_zeros(*p.shape, 2)[..., 0], KNOWN, "does not lie in memory as"),
     ],
     ids=["unknown", "unknown list", "another shape", "another layout"],
 )  # fmt: skip

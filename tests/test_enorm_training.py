@@ -363,7 +363,7 @@ def test_an_average_of_moved_weights_is_the_moved_average() -> None:
 
 def test_following_another_model_is_refused() -> None:
     enorm = trained(CASE.net(), 1)[2]
-    with pytest.raises(equinorm.ArgumentError, match="averaged: it has no parameter .*, as the model has"):
+    with pytest.raises(equinorm.ArgumentError, match=r"averaged: it has no parameter .*, as the model has"):
         enorm.follow(CASES["mlp"].net())
 
 

@@ -121,7 +121,7 @@ def _cuts(kinds: list[tuple[bool, bool]]) -> tuple[int, int, bool] | None:
     """
     if not any(plus or minus for plus, minus in kinds):
         return 0, min(1, len(kinds)), True  # nothing varies: lines as shards of dimension 0 would cut it
-    for start in range(len(kinds)):
+    for start in range(len(kinds) + 1):
         split = start
         while split < len(kinds) and kinds[split] == kinds[start]:
             split += 1

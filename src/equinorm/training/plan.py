@@ -88,12 +88,13 @@ class Plan:
         """The log-scales of one step from the weights, or None if some weight is not finite."""
         x, checked = self._find(self._entries(tensors))
         vectors = [self._views.of(m, tensors).whole for m in self.matrices[self._counted :]]
-        present = [vector for vector in vectors if vector.numel()]
-        checks = torch.stack([checked, *(torch._foreach_norm(present) if present else [])]).double()
-        bad = (~checks.isfinite()).any().double().reshape(1)
+        norms = torch._foreach_norm([vector for vector in vectors if vector.numel()] or [checked])
+        finite = math.isfinite(float(checked + torch.stack(norms).sum()))
         if self._reduce is not None:
+            bad = torch.tensor([float(not finite)], dtype=x.dtype, device=x.device)
             self._reduce(bad)
-        return None if bool(bad) else x
+            finite = not bool(bad)
+        return x if finite else None
 
     def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:
         """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients."""
