@@ -193,6 +193,20 @@ def test_scales_that_are_all_held_back_are_not_converged() -> None:
     assert not report.converged and "held back" in report.status
 
 
+@pytest.mark.parametrize("scales", ("real", "pow2"))
+def test_an_entry_at_the_end_of_its_precision_holds_back_its_channel_only(scales: str) -> None:
+    net, largest = mlp(4, 8, 3, dtype=torch.float16), torch.finfo(torch.float16).max
+    with torch.no_grad():
+        net[0].weight.mul_(2.0**-5)
+        net[0].bias[3] = net[2].weight[0, 5] = largest
+    report = equinorm.balance(net, torch.randn(2, 4).half(), scales=scales, verify=False)
+    moved = report.scales.group(0)
+    assert finite(net) and net[0].bias[3] == largest and moved[3] == 1
+    assert (moved[torch.arange(8) != 3] > 1).all()
+    assert net[2].weight[0, 5] < largest
+    assert report.capped == 1 if scales == "real" else report.blocked >= 1
+
+
 def overflowing_bias(net: nn.Sequential) -> None:
     net[0].bias[3] = 40000.0
 

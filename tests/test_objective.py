@@ -152,3 +152,22 @@ def test_flattened_channels_are_reduced_to_one_column_each() -> None:
     graph = ZOO["convolutions"](generator())
     found = Objective(graph.done(), graph.tensors, 2.0)
     assert found.blocks[-1].values.shape == (1, 1, 8)
+
+
+@pytest.mark.parametrize("p", (0.02, 2.0, math.inf))
+@pytest.mark.parametrize("name", ZOO)
+def test_magnitudes_bound_the_entries(name: str, p: float) -> None:
+    """From above, and not beyond the largest of them, however far above a norm is for small p."""
+    graph = ZOO[name](generator())
+    found = Objective(graph.done(), graph.tensors, p)
+    assert found.blocks
+    for block in found.blocks:
+        top = float(graph.tensors[block.parameter].abs().max())
+        assert block.largest == pytest.approx(top, rel=1e-6)
+        bound = block.magnitudes()
+        assert float(bound.values.max()) * math.exp(bound.log_unit) <= top * (1 + 1e-6)
+        if block.values.shape == graph.tensors[block.parameter].unsqueeze(0).shape:
+            torch.testing.assert_close(
+                bound.values.double() * math.exp(bound.log_unit),
+                block.values.double() * math.exp(block.log_unit),
+            )

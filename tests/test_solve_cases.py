@@ -146,6 +146,23 @@ def test_a_scale_stops_where_it_would_overflow_a_weight() -> None:
     assert 0 < found.log_scales[1] <= math.log(65504 / 3e4)
 
 
+@pytest.mark.parametrize("p", (0.02, 0.3, 2.0))
+@pytest.mark.parametrize("name", ZOO)
+def test_no_weight_overflows_and_none_is_held_far_from_it(name: str, p: float) -> None:
+    """Penalties that differ by layer ask for scales beyond float16; norms of many entries must not count as entries."""
+    graph = ZOO[name](generator())
+    tensors = {key: tensor.half() for key, tensor in graph.tensors.items()}
+    graph = Graph(tensors, graph.scalings, graph.groups, graph.free)
+    penalties = {key: 30.0 * p * (-1) ** k for k, key in enumerate(tensors)}
+    found = solve(Objective(graph.done(), tensors, p, penalties))
+    largest = {key: float(t.abs().max()) for key, t in scaled(graph, found.log_scales).items()}
+    assert all(top <= 65504 * (1 + 1e-9) for top in largest.values()), largest
+    if (
+        found.capped.any() and name != "mirrored"
+    ):  # there both sides of a cell move together, and are clamped twice
+        assert max(largest.values()) > 65504 / 8
+
+
 def test_bounds_of_the_caller_hold() -> None:
     graph = ZOO["learnt shortcuts"](generator())
     n = graph.free + 1

@@ -38,6 +38,7 @@ METHODS = {
     "cycle-parallel": Method(cycle_parallel, parallel_residual, 1_000, Status.APPROXIMATED),
 }
 ROUNDS = 5  # of solving again with tighter bounds where a rescaled weight would overflow
+HALVINGS = 20
 
 
 def solve(
@@ -122,7 +123,7 @@ def _anchored(problem: Problem, found: Attained, x: Tensor) -> Tensor:
 def _held_back(
     objective: Objective, problem: Problem, solution: Solution, low: Tensor, high: Tensor
 ) -> Solution:
-    """Give up optimality for what still overflows: clamp to the bounds, at worst leave every scale at 1."""
+    """Give up optimality for what still overflows: clamp to the bounds, or go only a part of the way."""
     x = solution.log_scales
     for _ in range(ROUNDS):
         x = torch.minimum(torch.maximum(x, low), high)
@@ -131,7 +132,18 @@ def _held_back(
             break
         low, high = tight
     else:
-        x = objective.start()
+        x = _part_of_the_way(objective, solution.log_scales)
     capped = solution.capped | (x != solution.log_scales)
     residual = replace(problem, live=problem.live & ~capped).residual(x)
     return replace(solution, log_scales=x, residual=residual, status=Status.HELD_BACK, capped=capped)
+
+
+def _part_of_the_way(objective: Objective, x: Tensor) -> Tensor:
+    """As far towards x as nothing overflows: phi is convex, so it is no larger there than at the start."""
+    low, high = bounds(objective)
+    reached, beyond = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (reached + beyond) / 2
+        fits = tightened(objective, middle * x, low, high) is None
+        reached, beyond = (middle, beyond) if fits else (reached, middle)
+    return reached * x

@@ -23,10 +23,11 @@ def bounds(objective: Objective) -> tuple[Tensor, Tensor]:
     lower[0] = upper[0] = 0.0
     still = objective.start()
     for block in objective.limits:
+        limit = _limit(block.dtype)
         if block.cols.group < 0:
-            _restrict(lower, upper, block.rows, 1, _limit(block.dtype) - block.row_energies(still))
+            _restrict(lower, upper, block.rows, 1, (limit - block.row_energies(still)).clamp(min=0.0))
         elif block.rows.group < 0:
-            _restrict(lower, upper, block.cols, -1, _limit(block.dtype) - block.col_energies(still))
+            _restrict(lower, upper, block.cols, -1, (limit - block.col_energies(still)).clamp(min=0.0))
     return lower, upper
 
 
@@ -61,12 +62,17 @@ def _reach(block: Block, x: Tensor) -> float:
 
 
 def _tighten(block: Block, x: Tensor, lower: Tensor, upper: Tensor) -> bool:
-    """Take the excess back from the rows' scales, and what those cannot give from the columns'."""
-    limit, now = _limit(block.dtype), x
+    """Take the excess back from the rows' scales, and what those cannot give from the columns'.
+
+    What is at the limit from the start, and no larger now, is no excess.
+    """
+    still, now = torch.zeros_like(x), x
     found = False
-    for side, direction in ((block.rows, 1), (block.cols, -1)):
-        energies = block.row_energies(now) if direction == 1 else block.col_energies(now)
-        excess = energies - limit
+    for side, energies_at, direction in (
+        (block.rows, block.row_energies, 1),
+        (block.cols, block.col_energies, -1),
+    ):
+        excess = energies_at(now) - energies_at(still).clamp(min=_limit(block.dtype))
         if not (excess > 0).any():
             break
         found = True
