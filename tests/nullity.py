@@ -58,11 +58,9 @@ def _outputs(
     parameters = dict(model.named_parameters())
     scaled = {name: parameters[name].detach() * factor.exp() for name, factor in factors.items()}
     for training in (False, True):
-        model = copy.deepcopy(model).train(
-            training
-        )  # training rewrites the statistics that evaluation differentiates
+        copied = copy.deepcopy(model).train(training)  # training rewrites statistics that evaluation uses
         for seed in range(batches):
-            found: Any = functional_call(model, scaled, inputs(seed))
+            found: Any = functional_call(copied, scaled, inputs(seed))
             for tensor in pytree.tree_leaves(found):
                 flat = tensor.flatten()
                 yield flat / flat.detach().abs().max().clamp_min(1e-300)

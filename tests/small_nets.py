@@ -59,6 +59,12 @@ def _in_place(m: Any, x: Tensor) -> Tensor:
     return F.linear(h, m.c)
 
 
+def _einsum_attention(m: Any, x: Tensor) -> Tensor:
+    q, k, v = (part(x).unflatten(-1, (2, 2)) for part in (m.q, m.k, m.v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1)
+    return m.out(torch.einsum("bhqk,bkhd->bqhd", scores, v).flatten(2))
+
+
 def _scatter_constant(m: Any, x: Tensor) -> Tensor:
     places = torch.zeros(x.shape[0], 1, dtype=torch.int64)
     return m.b(torch.relu(m.a(x)).scatter(1, places, 3.0))
@@ -129,7 +135,19 @@ MLPS = [
         "the same"),
     Row("a gain that is computed", lambda: Net(lambda m, x: m.b(F.layer_norm(m.a(x), (5,), m.g * m.h, None, 0.1)),
                                                a=lin(4, 5, False), g=param(5), h=param(5), b=lin(5, 7, False)),
-        (4,), 5, 5, "an id has no way to say a product of two scales"),
+        (4,), 10),
+    Row("einsum with dots", lambda: Net(lambda m, x: torch.einsum("...h,oh->...o",
+        torch.relu(torch.einsum("...i,hi->...h", x, m.a)), m.b), a=param(5, 4), b=param(7, 5)), (3, 4), 5),
+    Row("einsum without an output",
+        lambda: Net(lambda m, x: torch.einsum("bh,ho", torch.relu(torch.einsum("bi,ih", x, m.a)), m.b),
+                    a=param(4, 5), b=param(5, 7)), (4,), 5),
+    Row("einsum of three", lambda: Net(lambda m, x: torch.einsum("hi,oh,bi->bo", m.a, m.b, x), a=param(5, 4),
+                                       b=param(7, 5)), (4,), 5),
+    Row("einsum of a diagonal", lambda: Net(lambda m, x: m.out(torch.relu(torch.einsum("bi,ii->bi", x, m.a))),
+                                            a=param(4, 4), out=lin(4, 7)), (4,), 4, 3,
+        "entries off the diagonal have no effect"),
+    Row("einsum of attention", lambda: Net(_einsum_attention, q=lin(4, 4, False), k=lin(4, 4, False),
+                                           v=lin(4, 4, False), out=lin(4, 7)), (3, 4), 8),
     Row("einsum", lambda: Net(lambda m, x: torch.einsum("bh,ho->bo", torch.relu(torch.einsum("bi,hi->bh", x, m.a)),
                                                         m.b), a=param(5, 4), b=param(5, 7)), (4,), 5),
     Row("additive parameters",

@@ -1,27 +1,24 @@
-"""Scale analysis: run a traced graph once, on tensors of scale ids instead of numbers.
+"""Scale analysis: a traced graph runs once, on tensors of scale ids instead of numbers.
 
 Every operator has a small rule (package ``rules``) that says what the scales of its output are and which
 scales must agree for that to hold. An operator without a rule pins what enters it, so the result is sound by
-construction.
+construction. Here is the state of the run and the vocabulary of the rules; ``interpret`` calls them.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from equinorm import rules
-from equinorm.memory import Memory, mutated_argument
+from equinorm.derived import Parametric, broadcast
 from equinorm.scale_ids import WILD, ScaleIds
-from equinorm.trace import Trace
 from equinorm.uses import Uses
-from equinorm.values import Known, Scaled, Value, Weight, compact, shrink
+from equinorm.values import Derived, Known, Record, Scaled, Weight, compact, shrink
 
 ENTRYWISE_SOURCE_LIMIT = 2**20
 
@@ -50,6 +47,15 @@ class Analysis:
         self._produced: dict[tuple[Any, ...], Tensor] = {}
         self._node: fx.Node | None = None
         self._node_depth = 0
+
+    def enter(self, node: fx.Node, depth: int) -> None:
+        """The operator whose rule runs from here on, and how many linear maps lie before it."""
+        self._node, self._node_depth = node, depth
+
+    @property
+    def depth_reached(self) -> int:
+        """The linear maps before the current operator, and those that it has turned out to be."""
+        return self._node_depth
 
     # --- the vocabulary of the rules ---
 
@@ -89,15 +95,17 @@ class Analysis:
             return value.ids
         if isinstance(value, Known):
             return value.ids()
-        if isinstance(value, Weight):
+        if isinstance(value, (Weight, Derived)):
             return self._source(value)
         return torch.zeros((), dtype=torch.float64)
 
     def fresh(self, size: Sequence[int]) -> Tensor:
         return self.ids.fresh(torch.Size(size).numel()).view(tuple(size))
 
-    def produced(self, weight: Weight, size: Sequence[int]) -> Tensor:
+    def produced(self, weight: Parametric, size: Sequence[int]) -> Tensor:
         """Free ids that a parameter gives to what it makes; the same at every use, as all uses must agree."""
+        if isinstance(weight, Derived):
+            return self.fresh(size)
         key = (weight.parameter, weight.size, weight.stride, weight.offset, tuple(size))
         if key not in self._produced:
             self._produced[key] = self.fresh(size)
@@ -105,12 +113,12 @@ class Analysis:
 
     def pin(self, value: Any, reason: str) -> None:
         """Nothing that enters here may be scaled."""
-        if isinstance(value, Weight):
-            zero = torch.zeros([1] * len(value.size), dtype=torch.float64)
+        if isinstance(value, (Weight, Derived)):
+            zero = torch.zeros([1] * value.rank, dtype=torch.float64)
             cause = self.fresh([1])
             self.pin_ids(cause, reason)
             self.events[-1].parameter = True
-            self.uses.record(value, zero + cause, zero, counted=False)
+            value.assign(self._note, zero + cause.view(zero.shape), zero)
         elif isinstance(value, Scaled):
             self.pin_ids(compact(value.ids), reason)
         elif isinstance(value, (list, tuple)):
@@ -130,6 +138,8 @@ class Analysis:
     def uniform(self, ids: Tensor, dims: Sequence[int], reason: str) -> Tensor:
         """Entries along ``dims`` must have one scale; returns it with those dimensions of size one."""
         dims = [d % ids.dim() for d in dims] if ids.dim() else []
+        if 0 in ids.shape:  # nothing meets
+            return ids.new_full([1 if d in dims else ids.size(d) for d in range(ids.dim())], WILD)
         for dim in dims:
             if ids.stride(dim) == 0:
                 ids = ids.narrow(dim, 0, 1)
@@ -140,110 +150,43 @@ class Analysis:
         self._unite_now(small, common.expand(small.shape), reason)
         return common.expand([1 if d in dims else ids.size(d) for d in range(ids.dim())])
 
-    def multiply(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
+    def multiply(self, weight: Parametric, plus: Tensor, minus: Tensor) -> None:
         """Record that the entries of a multiplicative parameter scale by plus over minus."""
-        self.uses.record(weight, plus, minus, counted=True)
+        if isinstance(weight, Derived):
+            weight.assign(self.multiply, plus, minus)
+            return
+        self._record(weight, plus, minus, counted=True)
         self.depth[weight.parameter] = max(self.depth.get(weight.parameter, 1), self._node_depth)
 
-    def linear_map(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
+    def linear_map(self, weight: Parametric, plus: Tensor, minus: Tensor) -> None:
         """The same for the matrix of a linear map, which is one layer deeper than its input."""
         self._node_depth += 1
+        weight.assign(self._matrix, plus, minus)
+
+    def move(self, weight: Parametric, plus: Tensor) -> None:
+        """Record that an additive parameter moves with what it is added to."""
+        weight.assign(self._note, plus, torch.zeros([1] * plus.dim(), dtype=torch.float64))
+
+    def _matrix(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
         self.uses.linear.add(weight.parameter)
         self.multiply(weight, plus, minus)
 
-    def move(self, weight: Weight, plus: Tensor) -> None:
-        """Record that an additive parameter moves with what it is added to."""
-        self.uses.record(weight, plus, torch.zeros([1] * plus.dim(), dtype=torch.float64), counted=False)
+    def _note(self, weight: Weight, plus: Tensor, minus: Tensor) -> None:
+        self._record(weight, plus, minus, counted=False)
+
+    def _record(self, weight: Weight, plus: Tensor, minus: Tensor, counted: bool) -> None:
+        def record(view: Weight, plus: Tensor, minus: Tensor) -> None:
+            self.uses.record(view, plus, minus, counted)
+
+        broadcast(self, weight, weight.size).assign(record, plus, minus)
+
+    def counting(self, record: Record) -> Record:
+        """Factors of a product count in the norm, even where the product is only added to something."""
+        return self.multiply if record == self._note else record
 
     def is_free(self, ids: Tensor) -> bool:
         resolved = self.ids.resolve(compact(ids))
         return bool(((resolved != 0) & (resolved != WILD)).any())
-
-    # --- running a graph ---
-
-    def run(self, trace: Trace) -> None:
-        graph_module = trace.graph_module
-        inputs: list[Value] = []
-        for node in graph_module.graph.find_nodes(op="placeholder"):
-            inputs.append(_placeholder(trace, node))
-        outputs, written = self._interpret(trace, graph_module, inputs)
-        for value in outputs:
-            self.pin(value, "it is an output of the model")
-        for value in written:
-            self.pin(value, "it is written into a buffer or an input")
-
-    def _interpret(
-        self, trace: Trace, module: fx.GraphModule, inputs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """The values that the graph returns, and those left in placeholders that it wrote into."""
-        values: dict[fx.Node, Any] = {}
-        depths: dict[fx.Node, int] = {}
-        memory = Memory(trace, module.graph)
-        rewritten: set[fx.Node] = set()
-        supply = iter(inputs)
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(supply)
-            elif node.op == "get_attr":
-                values[node] = _attribute(module, str(node.target))
-            elif node.op == "output":
-                self._node = node
-                written = [values[alias] for alias in rewritten if alias.op == "placeholder"]
-                return [values[n] for n in node.all_input_nodes], written
-            else:
-                self._node = node
-                self._node_depth = max((depths.get(n, 0) for n in node.all_input_nodes), default=0)
-                target = mutated_argument(node)
-                in_place = target is not None and isinstance(values[target], Known)
-                values[node] = self._call(trace, node, values, memory)
-                depths[node] = self._node_depth
-                # Known numbers that an operator changes in place have been written themselves.
-                if not (in_place and isinstance(values[node], Known)):
-                    for alias in memory.rewritten_by(node):
-                        values[alias], depths[alias] = values[node], depths[node]
-                        rewritten.add(alias)
-            if memory.starts_mixed(node):
-                values[node] = Scaled(
-                    self.ids_of(values[node]).expand(node.meta["val"].shape).contiguous().clone()
-                )
-        raise AssertionError("a graph ends with its output")
-
-    def _call(self, trace: Trace, node: fx.Node, values: dict[fx.Node, Any], memory: Memory) -> Any:
-        if memory.is_mixed(node) and mutated_argument(node) is None and memory.base_of(node) is not None:
-            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: _bare_ids(values[n]))
-            return pytree.tree_map(Scaled, node.target(*args, **kwargs))  # type: ignore[operator]
-        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
-        result = self._by_rule(trace, node, args, kwargs)
-        written = mutated_argument(node)
-        target = None if written is None else values[written]
-        if memory.is_mixed(node) and isinstance(target, Scaled):
-            target.ids.copy_(self.ids_of(result).expand(target.ids.shape))
-            return target
-        return result
-
-    def _by_rule(self, trace: Trace, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return self._call_wrapped(trace, node, args, kwargs)
-        if node.target is operator.getitem:
-            return args[0][args[1]]
-        if any(_is_symbolic(n) for n in (node, *node.all_input_nodes)):
-            return rules.pin_all(self, (args, kwargs), "the shape depends on the data")
-        known = rules.evaluate(node, args, kwargs)
-        if known is not None:
-            return known
-        rule = rules.find(node)
-        if rule is None:
-            return rules.pin_unknown(self, node, args, kwargs)
-        return rule(self, *args, **kwargs)
-
-    def _call_wrapped(self, trace: Trace, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Regions such as autocast hold their operators in a graph of their own."""
-        for position, value in enumerate(args):
-            if isinstance(value, fx.GraphModule) and rules.operator_name(node).startswith("wrap"):
-                outputs, _ = self._interpret(trace, value, args[position + 1 :])
-                self._node = node
-                return tuple(outputs)
-        return rules.pin_unknown(self, node, args, kwargs)
 
     # --- pins ---
 
@@ -273,24 +216,14 @@ class Analysis:
         if event.count == 0:
             self.events.pop()
 
-    def _source(self, weight: Weight) -> Tensor:
-        size = [1 if stride == 0 else n for n, stride in zip(weight.size, weight.stride, strict=True)]
-        if torch.Size(size).numel() > ENTRYWISE_SOURCE_LIMIT:
+    def _source(self, weight: Parametric) -> Tensor:
+        narrow = weight.unrepeated() if isinstance(weight, Weight) else weight
+        if torch.Size(narrow.size).numel() > ENTRYWISE_SOURCE_LIMIT:
             self.pin(weight, "a large parameter that is read entry by entry")
-            return torch.zeros(()).double().expand(weight.size)
-        ids = self.produced(weight, size)
-        self.move(Weight(weight.parameter, tuple(size), weight.stride, weight.offset), ids)
+            return torch.zeros((), dtype=torch.float64).expand(weight.size)
+        ids = self.produced(narrow, narrow.size)
+        self.move(narrow, ids)
         return ids.expand(weight.size)
-
-
-def _is_symbolic(node: fx.Node) -> bool:
-    """Whether a size is known only when the model runs (``nonzero``, boolean masks)."""
-    tensors = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    return any(isinstance(n, torch.SymInt) for tensor in tensors for n in tensor.shape)
-
-
-def _bare_ids(value: Any) -> Any:
-    return pytree.tree_map(lambda v: v.ids if isinstance(v, Scaled) else v, value)
 
 
 def _compact_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,27 +231,6 @@ def _compact_pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         if a.size(dim) > 1 and a.stride(dim) == 0 and b.stride(dim) == 0:
             a, b = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
     return a, b
-
-
-def _placeholder(trace: Trace, node: fx.Node) -> Any:
-    value: Any = node.meta.get("val")
-    if node.name in trace.parameters:
-        return Weight.whole(trace.parameters[node.name], value.shape)
-    if node.name in trace.constants:
-        return Known(trace.constants[node.name].clone())
-    buffer = trace.buffers.get(node.name)
-    if buffer is not None and not buffer.is_floating_point():
-        return Known(buffer.clone())  # an index table or a mask; floating-point buffers may change
-    if not isinstance(value, Tensor):
-        return value
-    return Scaled(torch.zeros((), dtype=torch.float64).expand(value.shape))
-
-
-def _attribute(module: fx.GraphModule, target: str) -> Any:
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return Known(value.detach().clone()) if isinstance(value, Tensor) else value
 
 
 def _module_path(node: fx.Node) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from equinorm.symmetry import Group, Member, Pin, Scaling, Symmetries
 from equinorm.uses import Use
 
 LINEAR_LAYERS = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+OLD_WEIGHT_NORM = {"weight_g", "weight_v"}  # what torch.nn.utils.weight_norm makes of a layer's weight
 
 
 def collect(analysis: Analysis, model: nn.Module, untraced: str | None) -> Symmetries:
     """Everything the analysis found about the model's parameters."""
-    analysis.uses.pin_overlapping(analysis.pin_ids)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    analysis.uses.pin_overlapping(analysis.pin_ids, shapes)
     uses = [use for uses in analysis.uses.by_parameter.values() for use in uses]
     resolved = [(_resolve(analysis, use.plus), _resolve(analysis, use.minus)) for use in uses]
     numbers, sizes = _number(uses, resolved)
@@ -30,8 +31,6 @@ def collect(analysis: Analysis, model: nn.Module, untraced: str | None) -> Symme
         for use, (plus, minus) in zip(uses, resolved, strict=True)
     )  # fmt: skip
     groups = _groups(scalings, sizes)
-    linear = _linear_parameters(analysis, model)
-    free = {member.parameter for group in groups for member in group.members}
     return Symmetries(
         num_free=sum(sizes),
         groups=groups,
@@ -39,7 +38,7 @@ def collect(analysis: Analysis, model: nn.Module, untraced: str | None) -> Symme
         pinned=tuple(_pins(analysis, scalings, uses, shapes, untraced)),
         depth=dict(analysis.depth),
         shapes=shapes,
-        coverage=len(linear & free) / max(len(linear), 1),
+        coverage=_coverage(analysis, model, groups),
         batch_norm=analysis.batch_norm,
     )
 
@@ -105,17 +104,34 @@ def _groups(scalings: tuple[Scaling, ...], sizes: list[int]) -> tuple[Group, ...
     )
 
 
-def _linear_parameters(analysis: Analysis, model: nn.Module) -> set[str]:
-    """The weights of linear and convolutional layers, and other matrices that the graph uses like them."""
+def _coverage(analysis: Analysis, model: nn.Module, groups: Iterable[Group]) -> float:
+    """The share of weight tensors that have a free dimension, in any of the parameters that make them up.
+
+    Weight tensors are those of linear and convolutional layers, and other matrices that the graph uses like them.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    layers = {
-        names[parameter]
+    tensors = {
+        frozenset(names[parameter] for parameter in made_of)
         for module in model.modules()
         if isinstance(module, LINEAR_LAYERS)
-        for parameter in module.parameters(recurse=False)
-        if parameter.dim() > 1
+        for made_of in _weight_tensors(module)
     }
-    return layers | analysis.uses.linear
+    tensors |= {frozenset([name]) for name in analysis.uses.linear.difference(*tensors)}
+    free = {member.parameter for group in groups for member in group.members}
+    return sum(not free.isdisjoint(made_of) for made_of in tensors) / max(len(tensors), 1)
+
+
+def _weight_tensors(layer: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The parameters of each of a layer's weight tensors: one, or all that a parametrisation computes it from."""
+    for name, parametrization in getattr(layer, "parametrizations", {}).items():
+        if name != "bias":
+            yield list(parametrization.parameters())
+    own = {
+        name: parameter for name, parameter in layer.named_parameters(recurse=False) if parameter.dim() > 1
+    }
+    if own.keys() >= OLD_WEIGHT_NORM:
+        yield [own.pop(name) for name in sorted(OLD_WEIGHT_NORM)]
+    yield from ([parameter] for parameter in own.values())
 
 
 def _pins(
@@ -143,6 +159,8 @@ def _pins(
 
 def _pinned_sides(analysis: Analysis, scaling: Scaling, use: Use) -> Iterator[Pin]:
     sides = [(scaling.plus, use.plus, "outputs"), (scaling.minus, use.minus, "inputs")]
+    if all(ids.numel() == 1 and not numbers.any() for numbers, ids, _ in sides):
+        yield _cause(analysis, scaling.parameter, use.plus)
     for numbers, ids, side in sides:
         dims = [scaling.dims[d] for d, n in enumerate(ids.shape) if n > 1]
         if dims and not numbers.any():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,8 +42,7 @@ class Scaling:
         return tensor.as_strided(self.size, strides, offset)
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One place where a group's scales act: +1 multiplies the entries (producer), -1 divides (consumer)."""
 
     parameter: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,13 +94,23 @@ class Uses:
             parts[_support(minus)] = (parts.get(_support(minus), (zero, zero))[0], minus)
         return parts
 
-    def pin_overlapping(self, pin: Callable[[Tensor, str], None]) -> None:
-        """Entries reached through views of different shape: pin what reaches them."""
+    def pin_overlapping(
+        self, pin: Callable[[Tensor, str], None], shapes: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Entries reached twice, through views of different shape or by one that overlaps itself.
+
+        What reaches them is pinned, and the parameter counts once, as a whole.
+        """
         for name, uses in self.by_parameter.items():
-            if len(uses) > 1 and _overlap([use.weight for use in uses]):
+            if _overlap([use.weight for use in uses]):
                 for use in uses:
-                    pin(use.plus, f"{name} is used through overlapping views of different shape")
-                    pin(use.minus, f"{name} is used through overlapping views of different shape")
+                    pin(use.plus, f"{name} is used through views that overlap")
+                    pin(use.minus, f"{name} is used through views that overlap")
+                zero = torch.zeros([1] * len(shapes[name]), dtype=torch.float64)
+                cause = next((ids for use in uses for ids in (use.plus, use.minus) if ids.any()), zero)
+                plus = zero + cause.flatten()[cause.flatten() != 0][:1].sum()
+                whole = Weight.whole(name, shapes[name])
+                uses[:] = [Use.of(whole, plus, zero, any(use.counted for use in uses))]
 
 
 def _informed(ids: Tensor, more: Tensor) -> Tensor:
@@ -125,9 +135,20 @@ def _span(weight: Weight) -> tuple[int, int]:
     return weight.offset, weight.offset + last + 1
 
 
+def _reaches_once(weight: Weight) -> bool:
+    """Whether every step of a larger stride passes all that the smaller ones reach (enough, not necessary)."""
+    reach = 0
+    for size, stride in sorted(zip(weight.size, weight.stride, strict=True), key=lambda pair: pair[1]):
+        if stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
 def _overlap(weights: list[Weight]) -> bool:
     spans = sorted(_span(weight) for weight in weights)
-    if all(a[1] <= b[0] for a, b in itertools.pairwise(spans)):
+    apart = all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    if apart and all(map(_reaches_once, weights)):
         return False
     end = max(span[1] for span in spans)
     if end > ENTRYWISE_LIMIT:
@@ -136,7 +157,7 @@ def _overlap(weights: list[Weight]) -> bool:
     seen = torch.zeros(end, dtype=torch.bool)
     for weight in weights:
         touched = entries.as_strided(weight.size, weight.stride, weight.offset).flatten()
-        if seen[touched].any():
+        if seen[touched].any() or torch.bincount(touched).max() > 1:
             return True
         seen[touched] = True
     return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,36 @@ class Weight:
         """A tensor without memory on which a view operator shows what it does to this view."""
         return torch.empty_strided(self.size, self.stride, device="meta")
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether entries appear several times, as ``expand`` makes them."""
+        return any(stride == 0 and n > 1 for n, stride in zip(self.size, self.stride, strict=True))
+
+    def unrepeated(self) -> Weight:
+        """The same view with repeated dimensions (of stride zero) narrowed to size one."""
+        size = tuple(1 if stride == 0 else n for n, stride in zip(self.size, self.stride, strict=True))
+        return Weight(self.parameter, size, self.stride, self.offset)
+
+    def assign(self, record: Record, plus: Tensor, minus: Tensor) -> None:
+        """Demand that the entries scale by plus over minus."""
+        record(self, plus, minus)
+
+
+Record = Callable[[Weight, Tensor, Tensor], None]  # how an analysis notes a demand on a parameter
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A tensor computed from parameters alone that no operator has consumed yet (see ``derived``)."""
+
+    size: tuple[int, ...]
+    parameter: str  # the parameters, as messages call them
+    assign: Callable[[Record, Tensor, Tensor], None]  # hand a demand down to the parameters
+
+    @property
+    def rank(self) -> int:
+        return len(self.size)
+
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
@@ -72,7 +102,12 @@ class Scaled:
         return self.ids.dim()
 
 
-Value = Known | Weight | Scaled
+@dataclass(frozen=True, eq=False)
+class Fixed(Scaled):
+    """A floating-point buffer: pinned whatever its numbers, and no function of the inputs."""
+
+
+Value = Known | Weight | Derived | Scaled
 
 
 def compact(ids: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from equinorm.experiments.options import with_settings
 @with_settings
 def train(
     recipe: options.Recipe,
-    method: options.Method,
     overrides: dict[str, Any],
+    method: options.Method = "enorm",
     data_dir: options.DataDir = None,
     download: options.Download = False,
     output: options.Output = None,
@@ -30,9 +30,8 @@ def train(
 
     chosen = options.single(overrides)
     wanted = settings(recipe, method, **chosen)
-    folder = output or Path(
-        "runs", recipe, method, _described({**chosen, "lr": wanted.lr, "seed": wanted.seed})
-    )
+    described = _described({**chosen, "lr": wanted.lr, "seed": wanted.seed}, data_dir)
+    folder = output or Path("runs", recipe, method, described)
     result = training.train(
         wanted,
         folder,
@@ -79,7 +78,7 @@ def sweep(
     chosen = options.parsed(overrides)
     grids = {name: values for name, values in chosen.items() if isinstance(values, list)}
     fixed = {name: value for name, value in chosen.items() if name not in grids}
-    folder = output or Path("sweeps", recipe, _described(overrides))
+    folder = output or Path("sweeps", recipe, _described(overrides, data_dir))
     summaries = sweeping.sweep(
         recipe,
         [method.strip() for method in methods.split(",")],
@@ -97,6 +96,7 @@ def sweep(
     print(f"wrote {folder / 'sweep.json'}")
 
 
-def _described(values: dict[str, Any]) -> str:
-    """A folder's name that tells apart runs with different settings."""
-    return ",".join(f"{name}={value}" for name, value in sorted(values.items()))
+def _described(values: dict[str, Any], data_dir: Path | None) -> str:
+    """A folder's name that tells apart runs with different settings, and those on a stand-in for the data."""
+    words = [f"{name}={value}" for name, value in sorted(values.items())]
+    return ",".join(words if data_dir is not None else ["digits", *words])

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class Folder:
     def save(self, state: dict[str, Any], row: Row) -> None:
         """Write the checkpoint after an epoch, and add the epoch's metrics."""
         content = {"format": FORMAT, "run": self._identity, **state}
-        write_atomically(self._checkpoint, lambda temporary: torch.save(content, temporary))
+        write_atomically(self._checkpoint, partial(_save, content))
         try:
             with self._metrics.open("a", encoding="utf-8") as file:
                 file.write(_line(row))
@@ -124,6 +125,14 @@ class Folder:
 
     def _unreadable(self, why: str) -> ArgumentError:
         return ArgumentError(f"{self._checkpoint}: is {why}; delete it to start again")
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # torch's own, in the place of what the disk says
+            raise error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def _line(row: Row) -> str:

@@ -59,8 +59,7 @@ def _journal(optuna: Any, path: Path, heartbeat: int, retry: Callable[..., None]
             first = file.readline()
         if first and "op_code" not in json.loads(first):  # Optuna would notice only after adding to it
             raise ValueError("its first line is none of Optuna's")
-        backend = optuna.storages.journal.JournalFileBackend(str(path))
-        return _journal_class(optuna)(backend, heartbeat, retry)
+        return _journal_class(optuna)(_backend_class(optuna)(str(path)), heartbeat, retry)
     except OSError as error:
         raise EquinormError(f"storage {path}: cannot be written ({error.strerror})") from error
     except (ValueError, KeyError) as error:

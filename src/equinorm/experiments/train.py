@@ -130,13 +130,7 @@ def _loaded(settings: Settings, world: World, data_dir: Path | None, download: b
 
 def _identity(data: Data) -> dict[str, Any]:
     """What tells a run's data from others', wherever they lie."""
-    return {
-        "dataset": data.name,
-        "train_size": data.train.size,
-        "test_size": data.test.size,
-        "shape": list(data.shape),
-        "classes": data.classes,
-    }
+    return {"data": data.note, "shape": list(data.shape), "classes": data.classes}
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from equinorm.rules import (  # noqa: F401  (importing a family registers its ru
     attention,
     compare,
     contract,
+    einsum,
     elementwise,
     layers,
     movement,
@@ -18,6 +19,26 @@ from equinorm.rules import (  # noqa: F401  (importing a family registers its ru
     norms,
     reduce,
 )
-from equinorm.rules.registry import RULES, Rule, evaluate, find, operator_name, pin_all, pin_unknown
+from equinorm.rules.registry import (
+    RULES,
+    Rule,
+    evaluate,
+    find,
+    operator_name,
+    pin_all,
+    pin_unknown,
+    pinned_like,
+    pinned_output,
+)
 
-__all__ = ["RULES", "Rule", "evaluate", "find", "operator_name", "pin_all", "pin_unknown"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "evaluate",
+    "find",
+    "operator_name",
+    "pin_all",
+    "pin_unknown",
+    "pinned_like",
+    "pinned_output",
+]

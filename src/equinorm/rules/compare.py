@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equinorm.rules.registry import is_number, pinned_output, rule
-from equinorm.values import Known, Value
+from equinorm.rules.registry import EVALUATED_LIMIT, is_number, pinned_output, rule
+from equinorm.scale_ids import WILD
+from equinorm.values import Known, Scaled, Value
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -24,7 +25,11 @@ def unchanged(a: Analysis, *args: Any, **kwargs: Any) -> Any:
 
 @rule(FAMILY, "zeros_like", "new_zeros")
 def zeros(a: Analysis, *args: Any, **kwargs: Any) -> Value:
-    return Known(torch.zeros(()).expand(a.output.shape))
+    """Known numbers, which an operator may write to in place; too many of them are wildcards only."""
+    if a.output.numel() > EVALUATED_LIMIT:
+        return Scaled(torch.full((), WILD, dtype=torch.float64).expand(a.output.shape))
+    device = "cpu" if a.output.device.type == "meta" else a.output.device
+    return Known(torch.zeros(a.output.shape, dtype=a.output.dtype, device=device))
 
 
 @rule(FAMILY, "gt", "ge", "lt", "le", "eq", "ne")

@@ -1,4 +1,4 @@
-"""Products that contract: matrix products and einsum, written with a label for every dimension."""
+"""Products that contract: matrix products, written with a label for every dimension."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equinorm.derived import PARAMETRIC, Parametric, contracted, moved
 from equinorm.rules.elementwise import add
-from equinorm.rules.registry import is_number, pin_unknown, rule
+from equinorm.rules.registry import is_number, rule
 from equinorm.scale_ids import WILD
 from equinorm.values import Scaled, Value, Weight, compact
 
@@ -26,36 +27,39 @@ def contract(a: Analysis, x: Value, lx: str, y: Value, ly: str, lo: str) -> Tens
 
     A label names one dimension. The result has the dimensions ``lo``, of size one where its ids do not vary.
     """
-    if isinstance(x, Weight) and not isinstance(y, Weight):
+    if isinstance(x, PARAMETRIC) and not isinstance(y, PARAMETRIC):
         x, lx, y, ly = y, ly, x, lx
-    if isinstance(y, Weight) and 0 not in y.stride:
+    if isinstance(y, PARAMETRIC):
         return _through_parameter(a, a.ids_of(x), lx, y, ly, lo)
     return _of_activations(a, a.ids_of(x), lx, a.ids_of(y), ly, lo)
 
 
-def _through_parameter(a: Analysis, x: Tensor, lx: str, weight: Weight, lw: str, lo: str) -> Tensor:
+def _through_parameter(a: Analysis, x: Tensor, lx: str, weight: Parametric, lw: str, lo: str) -> Tensor:
     """A linear map: consumes the ids of x along the labels they share, and produces fresh ones.
 
     Labels of all three tensors are batches of maps (as in grouped convolutions); labels of x alone are tokens,
     on which the map acts alike, so its input scales must agree over them.
     """
-    weight, lw = _without_broadcast(weight, lw, x, lx)
+    weight, lw = _without_broadcast(a, weight, lw, x, lx)
     tokens = [d for d, label in enumerate(lx) if label not in lw]
     consumed = a.uniform(x, tokens, f"{weight.parameter} acts on all of them alike")
     plus = a.produced(
         weight, [size if label in lo else 1 for label, size in zip(lw, weight.size, strict=True)]
     )
-    a.linear_map(weight, plus, _arrange(consumed, lx, lw))
-    return _arrange(plus, lw, lo)
+    a.linear_map(weight, plus, arrange(consumed, lx, lw))
+    return arrange(plus, lw, lo)
 
 
-def _without_broadcast(weight: Weight, lw: str, x: Tensor, lx: str) -> tuple[Weight, str]:
+def _without_broadcast(
+    a: Analysis, weight: Parametric, lw: str, x: Tensor, lx: str
+) -> tuple[Parametric, str]:
     """Drop the parameter's dimensions of size one that broadcast against larger ones."""
-    template = weight.template()
-    for d in reversed(range(len(lw))):
-        if weight.size[d] == 1 and lw[d] in lx and x.size(lx.index(lw[d])) > 1:
-            template, lw = template.squeeze(d), lw[:d] + lw[d + 1 :]
-    return weight.viewed(template), lw
+    weight = weight.unrepeated() if isinstance(weight, Weight) else weight
+    dims = [d for d, c in enumerate(lw) if weight.size[d] == 1 and c in lx and x.size(lx.index(c)) > 1]
+    if not dims:
+        return weight, lw
+    squeezed = moved(a, weight, lambda matrix: matrix.squeeze(dims))
+    return squeezed, "".join(c for d, c in enumerate(lw) if d not in dims)
 
 
 def _of_activations(a: Analysis, x: Tensor, lx: str, y: Tensor, ly: str, lo: str) -> Tensor:
@@ -69,7 +73,7 @@ def _of_activations(a: Analysis, x: Tensor, lx: str, y: Tensor, ly: str, lo: str
         a.pin(Scaled(loser), "it is multiplied with another activation that may be rescaled")
     free, labels = (x, lx) if a.is_free(x) else (y, ly)
     summed_out = [d for d, label in enumerate(labels) if label not in lo]
-    return _arrange(a.uniform(free, summed_out, REASON), labels, lo)
+    return arrange(a.uniform(free, summed_out, REASON), labels, lo)
 
 
 def _broadcast(x: Tensor, lx: str, y: Tensor, ly: str) -> Tensor:
@@ -84,9 +88,9 @@ def _cancel(a: Analysis, x: Tensor, lx: str, y: Tensor, ly: str) -> None:
     shared = "".join(label for label in lx if label in ly)
     x = a.uniform(x, [d for d, label in enumerate(lx) if label not in shared], REASON)
     y = a.uniform(y, [d for d, label in enumerate(ly) if label not in shared], REASON)
-    y = _arrange(y, ly, shared)
+    y = arrange(y, ly, shared)
     inverse = torch.where(y == WILD, WILD, -y)
-    a.unite(_arrange(x, lx, shared), inverse, "their scales must cancel in a product")
+    a.unite(arrange(x, lx, shared), inverse, "their scales must cancel in a product")
 
 
 def _varies(a: Analysis, ids: Tensor, labels: str, along: Sequence[str]) -> bool:
@@ -98,7 +102,7 @@ def _varies(a: Analysis, ids: Tensor, labels: str, along: Sequence[str]) -> bool
     )
 
 
-def _arrange(ids: Tensor, labels: str, target: str) -> Tensor:
+def arrange(ids: Tensor, labels: str, target: str) -> Tensor:
     """Dimensions in the order of ``target``: labels it lacks must have size one, labels it adds get size one."""
     kept = [label for label in target if label in labels]
     dropped = [d for d, label in enumerate(labels) if label not in target]
@@ -123,19 +127,9 @@ def matmul_labels(rank_x: int, rank_y: int) -> tuple[str, str, str]:
 @rule(FAMILY, "matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(a: Analysis, input: Value, other: Value) -> Value:
     lx, ly, lo = matmul_labels(input.rank, other.rank)
+    if isinstance(input, PARAMETRIC) and isinstance(other, PARAMETRIC):
+        return contracted(a, input, lx, other, ly, lo)
     return Scaled(contract(a, input, lx, other, ly, lo).expand(a.output.shape))
-
-
-@rule(FAMILY, "einsum")
-def einsum(a: Analysis, equation: str, tensors: list[Value], path: Any = None) -> Any:
-    inputs, _, output = equation.replace(" ", "").partition("->")
-    labels = inputs.split(",")
-    repeated = any(len(set(part)) < len(part) for part in labels)
-    if len(tensors) != 2 or "." in equation or "->" not in equation or repeated:
-        assert a._node is not None
-        return pin_unknown(a, a._node, (tensors,), {})
-    ids = contract(a, tensors[0], labels[0], tensors[1], labels[1], output)
-    return Scaled(ids.expand(a.output.shape))
 
 
 @rule(FAMILY, "addmm", "baddbmm", "addmv")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equinorm.derived import PARAMETRIC, Parametric, times, total
 from equinorm.rules.registry import is_number, pinned_output, rule
 from equinorm.scale_ids import WILD
-from equinorm.values import Known, Scaled, Value, Weight, compact
+from equinorm.values import Fixed, Known, Scaled, Value, Weight, compact
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -26,7 +27,7 @@ HOMOGENEOUS = (
 
 @rule(PASSES, *HOMOGENEOUS)
 def homogeneous(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Value:
-    if isinstance(input, Weight) or a.ids_of(input).shape == a.output.shape:
+    if isinstance(input, PARAMETRIC) or a.ids_of(input).shape == a.output.shape:
         return input
     return Scaled(a.ids_of(input).expand(a.output.shape))
 
@@ -59,7 +60,7 @@ def clamp(a: Analysis, input: Value, *bounds: Any, **named: Any) -> Any:
     """Bounds at zero or infinity commute with positive scales; any other pins, and so do defaults (hardtanh's ±1)."""
     limits = [v for v in (*bounds, *named.values()) if v is not None]
     if limits and all(is_number(v) and (v == 0 or abs(v) == float("inf")) for v in limits):
-        return Scaled(a.ids_of(input))
+        return input if isinstance(input, PARAMETRIC) else Scaled(a.ids_of(input))
     for value in (input, *limits):
         a.pin(value, f"{a.operator} has a bound other than zero")
     return pinned_output(a)
@@ -74,16 +75,23 @@ def add(a: Analysis, input: Value, other: Value, alpha: Any = 1) -> Any:
                 return value
             a.pin(value, "a nonzero constant is added")
             return pinned_output(a)
-    if isinstance(input, Weight) and isinstance(other, Weight):
-        return Scaled(a.unite(a.ids_of(input), a.ids_of(other), "they are added"))
+    if isinstance(input, PARAMETRIC) and isinstance(other, PARAMETRIC):
+        return total(a, input, other, _common_size(input, other))
     for value, term in ((input, other), (other, input)):
-        if isinstance(term, Weight) and 0 not in term.stride:
+        if isinstance(term, PARAMETRIC):
             return add_parameter(a, _broadcast(a.ids_of(value), term.size), term)
     return Scaled(a.unite(a.ids_of(input), a.ids_of(other), "they are added"))
 
 
-def add_parameter(a: Analysis, ids: Tensor, weight: Weight) -> Value:
+def _common_size(x: Value, y: Value) -> torch.Size:
+    sizes = [v.size if isinstance(v, PARAMETRIC) else v.ids.shape if isinstance(v, Scaled) else v.tensor.shape
+             for v in (x, y)]  # fmt: skip
+    return torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def add_parameter(a: Analysis, ids: Tensor, weight: Parametric) -> Value:
     """``x + parameter``: the parameter's entries take the ids that they meet."""
+    weight = weight.unrepeated() if isinstance(weight, Weight) else weight
     lead = ids.dim() - len(weight.size)
     dims = [d for d in range(ids.dim()) if d < lead or weight.size[d - lead] == 1]
     met = a.uniform(ids, dims, f"{weight.parameter} is added to all of them") if dims else ids
@@ -106,6 +114,8 @@ def where(a: Analysis, condition: Value, input: Value, other: Value) -> Any:
     for value, choice in ((input, other), (other, input)):
         if is_number(choice):
             if choice == 0 or abs(choice) == float("inf"):
+                if isinstance(value, PARAMETRIC) and tuple(value.size) == tuple(a.output.shape):
+                    return value
                 return Scaled(a.ids_of(value).expand(a.output.shape))
             a.pin(value, "some entries are replaced by a constant")
             return pinned_output(a)
@@ -124,12 +134,12 @@ def lerp(a: Analysis, input: Value, end: Value, weight: Any) -> Value:
 def mul(a: Analysis, input: Value, other: Value) -> Any:
     """Constants pass the scales on; a parameter gives the result scales of its own; activations: one is pinned."""
     for value, factor in ((input, other), (other, input)):
-        if is_number(factor) or (
-            isinstance(factor, Known) and isinstance(value, Weight) and _keeps_shape(factor, value)
-        ):
+        if is_number(factor) or _is_masked(value, factor):
             return value
+    if isinstance(input, PARAMETRIC) and isinstance(other, PARAMETRIC):
+        return times(a, input, other, _common_size(input, other))
     for value, factor in ((input, other), (other, input)):
-        if isinstance(factor, Weight) and not isinstance(value, Weight) and 0 not in factor.stride:
+        if isinstance(factor, PARAMETRIC):
             return multiply_parameter(a, _broadcast(a.ids_of(value), factor.size), factor)
     return Scaled(product(a, a.ids_of(input), a.ids_of(other)))
 
@@ -142,12 +152,16 @@ def _broadcast(ids: Tensor, size: Sequence[int]) -> Tensor:
     )
 
 
-def _keeps_shape(factor: Known, weight: Weight) -> bool:
-    return tuple(_broadcast(factor.tensor, weight.size).shape) == weight.size
+def _is_masked(value: Value, factor: Value) -> bool:
+    """Parameters times constants (pruning's and MADE's masks): they stay what they are."""
+    if not isinstance(value, PARAMETRIC) or not isinstance(factor, (Known, Fixed)):
+        return False
+    return tuple(_common_size(value, factor)) == tuple(value.size)
 
 
-def multiply_parameter(a: Analysis, ids: Tensor, weight: Weight) -> Value:
+def multiply_parameter(a: Analysis, ids: Tensor, weight: Parametric) -> Value:
     """``x * parameter``: each entry of the parameter scales by the new scale over the one that it meets."""
+    weight = weight.unrepeated() if isinstance(weight, Weight) else weight
     lead = ids.dim() - len(weight.size)
     shared = [d for d in range(ids.dim()) if d < lead or weight.size[d - lead] == 1]
     if _differs_along(a, ids, shared):
@@ -191,11 +205,12 @@ def div(a: Analysis, input: Value, other: Value, rounding_mode: str | None = Non
     if rounding_mode is not None:
         a.pin([input, other], "the quotient is rounded")
         return pinned_output(a)
-    if is_number(other):
-        return input
-    if isinstance(other, Weight):
+    if isinstance(other, PARAMETRIC):
         a.pin(other, "it divides")
-    ids = a.ids_of(other) if isinstance(other, (Scaled, Known)) else torch.zeros(()).double()
+        other = Fixed(torch.zeros((), dtype=torch.float64).expand(other.size))
+    if is_number(other) or _is_masked(input, other):
+        return input
+    ids = a.ids_of(other)
     inverse = torch.where(ids == WILD, 0.0, -ids)
     return Scaled(product(a, a.ids_of(input), inverse))
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equinorm.derived import PARAMETRIC, moved
 from equinorm.rules.contract import contract
 from equinorm.rules.elementwise import add
 from equinorm.rules.movement import look_up
 from equinorm.rules.registry import pinned_output, rule
-from equinorm.values import Scaled, Value, Weight
+from equinorm.values import Scaled, Value
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -102,14 +103,16 @@ def _convolve(a: Analysis, input: Value, weight: Value, labels: str, bias: Value
 
 def _by_group(a: Analysis, weight: Value, groups: int) -> Value:
     """The weight with its leading dimension split into (groups, channels of a group)."""
-    if isinstance(weight, Weight):
-        return weight.viewed(torch.unflatten(weight.template(), 0, (groups, -1)))
+    if isinstance(weight, PARAMETRIC):
+        split = moved(a, weight, lambda matrix: torch.unflatten(matrix, 0, (groups, -1)))
+        if split is not None:
+            return split  # type: ignore[no-any-return]
     return Scaled(torch.unflatten(a.ids_of(weight), 0, (groups, -1)))
 
 
 def _as_channels(a: Analysis, bias: Value, spatial: int) -> Value:
-    if isinstance(bias, Weight):
-        return bias.viewed(bias.template().view([-1, *[1] * spatial]))
+    if isinstance(bias, PARAMETRIC):
+        return moved(a, bias, lambda vector: vector.view([-1, *[1] * spatial]))  # type: ignore[no-any-return]
     return Scaled(a.ids_of(bias).reshape([-1, *[1] * spatial]))
 
 

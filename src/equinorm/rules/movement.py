@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from equinorm.derived import PARAMETRIC, concatenated, moved
 from equinorm.rules.registry import is_number, pin_unknown, pinned_output, rule
 from equinorm.scale_ids import WILD
-from equinorm.values import Known, Scaled, Value, Weight, shrink
+from equinorm.values import Derived, Known, Scaled, Value, Weight, shrink
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -35,8 +36,11 @@ SAME = "clone contiguous detach alias lift_fresh lift_fresh_copy lift positive".
 
 @rule(FAMILY, *VIEWS, *COPIES)
 def move(a: Analysis, *args: Any, **kwargs: Any) -> Any:
-    if args and isinstance(args[0], Weight):
-        views = _views_of_parameter(a, args[0], args[1:], kwargs)
+    if args and isinstance(args[0], PARAMETRIC):
+        plain = not any(
+            isinstance(v, (Known, Weight, Derived, Scaled)) for v in pytree.tree_leaves((args[1:], kwargs))
+        )
+        views = moved(a, args[0], lambda ids: a.apply(ids, *args[1:], **kwargs)) if plain else None
         if views is not None:
             return views
     return _run_on_ids(a, args, kwargs)
@@ -48,11 +52,10 @@ def reshape(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     if a.output.dtype != a.dtype_of_input:
         a.pin(input, "its bits are read as another type")
         return pinned_output(a)
-    if isinstance(input, Weight):
-        template = input.template()
-        shaped = template.reshape(a.output.shape)
-        if shaped.untyped_storage()._cdata == template.untyped_storage()._cdata:
-            return input.viewed(shaped)
+    if isinstance(input, PARAMETRIC):
+        shaped = moved(a, input, lambda ids: ids.reshape(a.output.shape))
+        if shaped is not None:
+            return shaped
     return Scaled(shrink(a.ids_of(input).reshape(a.output.shape)))
 
 
@@ -60,25 +63,13 @@ def _ids_or_places(a: Analysis, value: Any, is_data: bool) -> Any:
     """Ids of data; whole numbers beside it say where to cut or how often to repeat."""
     if isinstance(value, Known) and not is_data and not value.tensor.is_floating_point():
         return value.tensor.cpu()
-    return a.ids_of(value) if isinstance(value, (Known, Weight, Scaled)) else value
+    return a.ids_of(value) if isinstance(value, (Known, Weight, Derived, Scaled)) else value
 
 
 def _run_on_ids(a: Analysis, args: Any, kwargs: Any) -> Any:
     ids = pytree.tree_map(lambda v: _ids_or_places(a, v, v is args[0]), (args, kwargs))
     result = a.apply(*ids[0], **ids[1])
     return pytree.tree_map(lambda v: Scaled(shrink(v)), result)
-
-
-def _views_of_parameter(a: Analysis, weight: Weight, args: Any, kwargs: Any) -> Any:
-    """What the operator makes of a parameter's view: views of it, or None if it copies entries."""
-    if any(isinstance(v, (Known, Weight, Scaled)) for v in pytree.tree_leaves((args, kwargs))):
-        return None
-    template = weight.template()
-    result = a.apply(template, *args, **kwargs)
-    parts = pytree.tree_leaves(result)
-    if any(part.untyped_storage()._cdata != template.untyped_storage()._cdata for part in parts):
-        return None
-    return pytree.tree_map(weight.viewed, result)
 
 
 @rule(FAMILY, *SAME)
@@ -98,6 +89,8 @@ def cast(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
 @rule(FAMILY, "cat")
 def cat(a: Analysis, tensors: list[Value], dim: int = 0) -> Value:
     """Concatenation, on ids narrowed along every other dimension where all of them repeat."""
+    if all(isinstance(tensor, PARAMETRIC) and tensor.rank == a.output.dim() for tensor in tensors):
+        return concatenated(tensors, dim % a.output.dim(), a.output.shape)  # type: ignore[arg-type]
     parts = [a.ids_of(tensor) for tensor in tensors]
     parts = [part for part in parts if part.dim() == a.output.dim()]
     dim %= a.output.dim()
@@ -141,13 +134,14 @@ def col2im(a: Analysis, input: Value, output_size: Any, kernel_size: Sequence[in
 @rule(FAMILY, "repeat_interleave")
 def repeat_interleave(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     if not args or not isinstance(args[0], int):
-        assert a._node is not None
-        return pin_unknown(a, a._node, (input, *args), kwargs)
+        return pin_unknown(a, (input, *args))
     return _run_on_ids(a, (input, *args), {k: v for k, v in kwargs.items() if k != "output_size"})
 
 
 @rule(FAMILY, "tril", "triu")
 def triangle(a: Analysis, input: Value, diagonal: int = 0) -> Value:
+    if isinstance(input, PARAMETRIC):
+        return input
     kept = a.apply(torch.ones(a.output.shape[-2:]), diagonal)
     return Scaled(torch.where(kept != 0, a.ids_of(input), WILD))
 
@@ -178,7 +172,7 @@ def copy(a: Analysis, input: Value, source: Value, non_blocking: bool = False) -
 def look_up(a: Analysis, table: Value) -> Value:
     """Rows of a table looked up by index: a parameter gives its columns scales of their own."""
     output = a.output if isinstance(a.output, Tensor) else a.output[0]
-    if isinstance(table, Weight) and 0 not in table.stride:
+    if isinstance(table, PARAMETRIC):
         plus = a.produced(table, [1, *table.size[1:]])
         a.multiply(table, plus, torch.zeros([1] * plus.dim(), dtype=torch.float64))
         return Scaled(plus[0].expand(output.shape))
@@ -224,10 +218,10 @@ def _places(index: Any) -> Any:
 @rule(FAMILY, "index_put", "scatter", "masked_scatter", "index_copy")
 def put(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     """Entries that are written somewhere share one scale with all those that stay."""
-    assert a.schema is not None and a._node is not None
+    assert a.schema is not None
     named = dict(zip([argument.name for argument in a.schema.arguments][1:], args, strict=False)) | kwargs
     if "reduce" in named:
-        return pin_unknown(a, a._node, (input, *args), kwargs)
+        return pin_unknown(a, (input, *args))
     written = next(named[name] for name in ("values", "src", "source", "value") if name in named)
     ids = _constant(written) if is_number(written) else a.ids_of(written)
     own = a.uniform(ids, list(range(ids.dim())), "it is written into another tensor").reshape(())

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equinorm.derived import PARAMETRIC, moved
 from equinorm.rules.elementwise import add, mul
 from equinorm.rules.registry import pinned_output, rule
-from equinorm.values import Scaled, Value, Weight
+from equinorm.values import Scaled, Value
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -26,7 +27,7 @@ def batch_norm(a: Analysis, input: Value, weight: Value | None, bias: Value | No
         a.pin([weight, bias], "batch norm is ignored, as the paper's ENorm + BN does")
         return _first(a, a.ids_of(input))
     a.pin(input, f"it enters {a.operator}")
-    return _affine(a, _per_channel(weight, _rank(a)), _per_channel(bias, _rank(a)))
+    return _affine(a, _per_channel(a, weight), _per_channel(a, bias))
 
 
 @rule(FAMILY, "group_norm")
@@ -34,7 +35,7 @@ def group_norm(
     a: Analysis, input: Value, groups: int, weight: Value | None = None, bias: Value | None = None, *args: Any
 ) -> Any:
     a.pin(input, "it enters group_norm")
-    return _affine(a, _per_channel(weight, _rank(a)), _per_channel(bias, _rank(a)))
+    return _affine(a, _per_channel(a, weight), _per_channel(a, bias))
 
 
 @rule(FAMILY, "native_group_norm")
@@ -61,10 +62,11 @@ def _rank(a: Analysis) -> int:
     return int(output.dim())
 
 
-def _per_channel(parameter: Value | None, rank: int) -> Value | None:
+def _per_channel(a: Analysis, parameter: Value | None) -> Value | None:
     """A vector over the channels, dimension one, as it broadcasts against the output."""
-    if isinstance(parameter, Weight):
-        return parameter.viewed(parameter.template().view([-1, *[1] * (rank - 2)]))
+    rank = _rank(a)
+    if isinstance(parameter, PARAMETRIC):
+        return moved(a, parameter, lambda vector: vector.view([-1, *[1] * (rank - 2)]))  # type: ignore[no-any-return]
     return (
         Scaled(parameter.ids.reshape([-1, *[1] * (rank - 2)])) if isinstance(parameter, Scaled) else parameter
     )

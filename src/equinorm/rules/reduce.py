@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from equinorm.rules.registry import pinned_output, rule
+from equinorm.rules.registry import pin_all, pinned_output, rule
 from equinorm.values import Scaled, Value
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ WINDOWS = "windows over space: ids that meet must be equal"
       "mode")  # fmt: skip
 def reduce(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     """One scale along the reduced dimensions. (A norm is homogeneous of degree one, as a sum is.)"""
+    if _rounds(a):
+        return pin_all(a, (input, args, kwargs), f"{a.operator} rounds to integers")
     ids = a.ids_of(input)
     if any(named == 0 and not isinstance(named, bool) for named in args[:1]) and "norm" in a.operator:
         a.pin(input, "a norm of order zero counts entries")
@@ -33,6 +35,11 @@ def reduce(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     kept = common if common.dim() == output.dim() else _without(common, dims)
     result = Scaled(kept.expand(output.shape))
     return result if isinstance(a.output, Tensor) else (result, *pinned_output(a)[1:])
+
+
+def _rounds(a: Analysis) -> bool:
+    output = a.output if isinstance(a.output, Tensor) else a.output[0]
+    return not (output.is_floating_point() or output.is_complex())
 
 
 def _reduced_dims(
@@ -59,6 +66,8 @@ def _without(ids: Tensor, dims: Sequence[int]) -> Tensor:
 def along(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     """Running sums and orderings along one dimension keep its (single) scale."""
     assert a.schema is not None
+    if _rounds(a):
+        return pin_all(a, (input, args, kwargs), f"{a.operator} rounds to integers")
     named = dict(zip([argument.name for argument in a.schema.arguments][1:], args, strict=False)) | kwargs
     dim = named.get("dim", 0 if a.operator == "msort" else -1)
     common = a.uniform(a.ids_of(input), [dim], f"{a.operator} runs over them")

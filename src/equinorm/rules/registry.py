@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from equinorm.values import Known, Scaled, Weight
+from equinorm.values import Derived, Known, Scaled, Weight
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RuleFunction = Callable[..., Any]
 
 EVALUATED_LIMIT = 2**24
+UNKNOWN = (Scaled, Weight, Derived, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,26 @@ def evaluate(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """The operator's result if all that enters it is known, else None: masks, position tables, zeros."""
     target = node.target
     leaves = pytree.tree_leaves((args, kwargs))
-    if not isinstance(target, torch._ops.OpOverload) or any(isinstance(v, (Scaled, Weight)) for v in leaves):
+    if not isinstance(target, torch._ops.OpOverload) or any(isinstance(v, UNKNOWN) for v in leaves):
         return None
     outputs = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
     if torch.Tag.nondeterministic_seeded in target.tags or operator_name(node).startswith(
         ("empty", "new_empty")
     ):
         return None
-    if not outputs or sum(v.numel() for v in outputs) > EVALUATED_LIMIT:
+    if not outputs or any(isinstance(n, torch.SymInt) for v in outputs for n in v.shape):
+        return None
+    if sum(v.numel() for v in outputs) > EVALUATED_LIMIT:
         return None
     numbers = pytree.tree_map(lambda v: v.tensor if isinstance(v, Known) else v, (args, kwargs))
     result = target(*numbers[0], **numbers[1])
     return pytree.tree_map(lambda v: Known(v) if isinstance(v, Tensor) else v, result)
 
 
-def pin_unknown(analysis: Analysis, node: fx.Node, args: Any, kwargs: Any) -> Any:
+def pin_unknown(analysis: Analysis, arguments: Any) -> Any:
     """No rule: whatever enters keeps scale one, and so does what comes out."""
-    reason = f"{operator_name(node)} has no rule: it may not be positively homogeneous"
-    return pin_all(analysis, (args, kwargs), reason)
+    reason = f"{analysis.operator} has no rule: it may not be positively homogeneous"
+    return pin_all(analysis, arguments, reason)
 
 
 def pin_all(analysis: Analysis, arguments: Any, reason: str) -> Any:
@@ -91,10 +94,13 @@ def pin_all(analysis: Analysis, arguments: Any, reason: str) -> Any:
 
 def pinned_output(analysis: Analysis) -> Any:
     """The current operator's outputs at scale one."""
+    return pinned_like(analysis.output)
+
+
+def pinned_like(fake: Any) -> Any:
+    """Tensors of these shapes at scale one."""
     zero = torch.zeros((), dtype=torch.float64)
-    return pytree.tree_map(
-        lambda v: Scaled(zero.expand(_sizes(v))) if isinstance(v, Tensor) else v, analysis.output
-    )
+    return pytree.tree_map(lambda v: Scaled(zero.expand(_sizes(v))) if isinstance(v, Tensor) else v, fake)
 
 
 def _sizes(tensor: Tensor) -> list[int]:

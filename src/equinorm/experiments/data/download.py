@@ -33,13 +33,24 @@ def fetch(urls: Sequence[str], sha256: str, path: Path) -> None:
                 failures.append(f"{url}: {_reason(error)}")
     except OSError as error:
         raise EquinormError(f"{path}: cannot be written ({error.strerror or error})") from None
-    raise EquinormError(f"{path.name}: no mirror has it; put it into {path.parent} ({'; '.join(failures)})")
+    raise EquinormError(
+        f"{path.name}: cannot be downloaded; try again, or put it into {path.parent} ({'; '.join(failures)})"
+    )
 
 
 def _reason(error: Exception) -> str:
+    """In a few words: requests' own messages repeat the address, and those of the layers below, many times over."""
+    requests = require("requests")
+    status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, ValueError) and "hash" in str(error):
         return "wrong checksum"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    if status is not None:
+        return f"the server answers {status}"
+    if isinstance(error, requests.exceptions.SSLError):
+        return "its certificate is not accepted"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    return "cannot be reached" if isinstance(error, requests.ConnectionError) else type(error).__name__
 
 
 def fetch_archive(urls: Sequence[str], sha256: str, archive: Path, members: Mapping[str, Path]) -> None:
