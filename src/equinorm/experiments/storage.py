@@ -7,6 +7,7 @@ Optuna's own loop then uses: the time of the last sign of life, as an attribute 
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -59,13 +60,40 @@ def _journal(optuna: Any, path: Path, heartbeat: int, retry: Callable[..., None]
             first = file.readline()
         if first and "op_code" not in json.loads(first):  # Optuna would notice only after adding to it
             raise ValueError("its first line is none of Optuna's")
-        return _journal_class(optuna)(_backend_class(optuna)(str(path)), heartbeat, retry)
+        return _journal_class(optuna)(_backend(optuna, path.resolve()), heartbeat, retry)
     except OSError as error:
         raise EquinormError(f"storage {path}: cannot be written ({error.strerror})") from error
     except (ValueError, KeyError) as error:
         raise ArgumentError(
             f"storage {path}: not a journal of Optuna ({error}); name another file"
         ) from error
+
+
+def _backend(optuna: Any, path: Path) -> Any:
+    """The journal's file, by its absolute path: a lock that a killed worker left is a link, and would lead nowhere."""
+    journal = optuna.storages.journal
+
+    class Backend(journal.JournalFileBackend):  # type: ignore[misc]
+        """Names the file that cannot be written."""
+
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            """Write to the file's end."""
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                raise EquinormError(
+                    f"storage {path}: cannot be written ({error.strerror}); the same command goes on from there"
+                ) from error
+
+    lock = journal.JournalFileSymlinkLock(str(path))
+    lock.acquire()
+    try:  # nobody is writing now: a line without an end is what a full disk left of one, and would spoil the next
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    return Backend(str(path), lock)
 
 
 def _journal_class(optuna: Any) -> Any:
