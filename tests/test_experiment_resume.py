@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
 import pytest
@@ -61,8 +61,9 @@ def at_call(target: object, name: str, number: int, before: bool = True) -> Any:
     return patch.object(target, name, counted)
 
 
-def half_written(content: object, path: Path) -> None:
-    path.write_bytes(b"half of a checkpoint")
+def half_written(content: object, file: IO[bytes]) -> None:
+    file.write(b"half of a checkpoint")
+    file.flush()
     die()
 
 
@@ -195,8 +196,16 @@ def test_another_run_in_the_same_folder_is_refused(
 
 def test_other_data_are_refused(data: Path, tmp_path: Path) -> None:
     wanted = finished(data, tmp_path)
-    with pytest.raises(EquinormError, match="train_size=40, not 1497"):
-        train(wanted, tmp_path, quiet=True)  # the digits
+    with pytest.raises(EquinormError, match=r"data='CIFAR-10.* 40 training .*, not .*digits"):
+        train(wanted, tmp_path, quiet=True)
+
+
+def test_other_data_of_the_same_size_are_refused(data: Path, tmp_path: Path) -> None:
+    """The digits that stand in for CIFAR-10 must not get its result."""
+    wanted = small("cifar10-fc", "bn", limit=5)
+    train(wanted, tmp_path, **data_of("cifar10-fc", data))
+    with pytest.raises(EquinormError, match=r"5 training and 1 test .* 5 training and 1 test"):
+        train(wanted, tmp_path, quiet=True)
 
 
 def recipe_changed(content: dict[str, Any]) -> None:

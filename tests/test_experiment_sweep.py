@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import statistics
 import threading
@@ -234,6 +235,37 @@ def test_the_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert err == "" and f"wrote {tmp_path / 'out' / 'sweep.json'}" in out
     assert "train squared error" in out and out.count("lr 0.01") == 2 and out.count("±") == 2
     assert (tmp_path / "study.log").exists() and not (tmp_path / "out" / "study.log").exists()
+
+
+def test_a_journal_on_a_full_disk(tmp_path: Path) -> None:
+    """It is named; what was left half-written does not spoil what is written when there is room again."""
+    journal, (soft, hard) = tmp_path / "study.log", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def filling(settings: Settings) -> float | None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size + 20, hard))
+        return settings.lr
+
+    try:
+        with pytest.raises(EquinormError, match=r"study\.log: cannot be written \(File too large\)"):
+            sweep("mnist-autoencoder", ["bn"], tmp_path, Bench(tmp_path, filling), heartbeat=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not journal.read_bytes().endswith(b"\n")
+    bench = Bench(tmp_path, lambda s: s.lr)
+    (summary,) = sweep("mnist-autoencoder", ["bn"], tmp_path, bench, seeds=1, heartbeat=1)
+    assert len(summary.search) == 3 and summary.finals == [0.001]
+
+
+def test_a_lock_that_a_killed_worker_left_can_be_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna asks for the age of what the lock, a link, leads to; by a relative path it would wait for ever."""
+    monkeypatch.chdir(tmp_path)
+    lock = open_storage("below/study.log", 1)._backend._lock
+    lock.acquire()
+    (link,) = [path for path in (tmp_path / "below").iterdir() if path.is_symlink()]
+    assert link.resolve().samefile(tmp_path / "below" / "study.log")
+    lock.release()
 
 
 ERRORS = [

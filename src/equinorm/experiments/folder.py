@@ -132,7 +132,9 @@ def _save(content: dict[str, Any], path: Path) -> None:
         try:
             torch.save(content, file)
         except RuntimeError as error:  # torch's own, in the place of what the disk says
-            raise error.__context__ if isinstance(error.__context__, OSError) else error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _line(row: Row) -> str:

@@ -94,6 +94,10 @@ class Grid:
         except ValueError:  # Optuna's "Cannot tell a FAIL trial"
             if not self._given_up:
                 raise
+        except AssertionError as error:  # Optuna's "Should not reach", in the place of what the storage says
+            if error.__context__ is not None:
+                raise error.__context__ from None
+            raise
         return not self._busy
 
     def _trials(self) -> list[Any]:

@@ -6,6 +6,7 @@ Optuna's own loop then uses: the time of the last sign of life, as an attribute 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -71,9 +72,8 @@ def _journal(optuna: Any, path: Path, heartbeat: int, retry: Callable[..., None]
 
 def _backend(optuna: Any, path: Path) -> Any:
     """The journal's file, by its absolute path: a lock that a killed worker left is a link, and would lead nowhere."""
-    journal = optuna.storages.journal
 
-    class Backend(journal.JournalFileBackend):  # type: ignore[misc]
+    class Backend(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]
         """Names the file that cannot be written."""
 
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -81,11 +81,9 @@ def _backend(optuna: Any, path: Path) -> Any:
             try:
                 super().append_logs(logs)
             except OSError as error:
-                raise EquinormError(
-                    f"storage {path}: cannot be written ({error.strerror}); the same command goes on from there"
-                ) from error
+                raise EquinormError(f"storage {path}: cannot be written ({error.strerror})") from error
 
-    lock = journal.JournalFileSymlinkLock(str(path))
+    lock = optuna.storages.journal.JournalFileSymlinkLock(str(path))
     lock.acquire()
     try:  # nobody is writing now: a line without an end is what a full disk left of one, and would spoil the next
         content = path.read_bytes()
@@ -109,10 +107,9 @@ def _journal_class(optuna: Any) -> Any:
 
         def record_heartbeat(self, trial_id: int) -> None:
             """Note that the trial's worker is alive."""
-            try:
+            # Taken for dead, it ends without being heard; on a full disk, what it writes next says so.
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError, EquinormError):
                 self.set_trial_system_attr(trial_id, BEAT, time.time())
-            except optuna.exceptions.UpdateFinishedTrialError:  # taken for dead; it ends without being heard
-                return
 
         def _get_stale_trial_ids(self, study_id: int) -> list[int]:
             running = self.get_all_trials(study_id, states=(optuna.trial.TrialState.RUNNING,))
