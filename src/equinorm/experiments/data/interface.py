@@ -48,9 +48,8 @@ class Split(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set; ``note`` says what it really is, to be shown and recorded."""
+    """A data set; ``note`` says what it really is, to be shown and recorded, and tells its runs from others."""
 
-    name: str
     note: str
     train: Split
     validation: Split | None

@@ -74,7 +74,7 @@ def load(
         normalize = Normalize.of(train)
         training, testing = (MemorySplit(images, normalize, augmentation) for images in (train, test))
         whole = Whole(title, SOURCES[dataset].complete, training, testing, CLASSES)
-    return divide(dataset, whole, validation=validation, limit=limit, seed=seed)
+    return divide(whole, validation=validation, limit=limit, seed=seed)
 
 
 def _images(source: Source, data_dir: Path | None, download: bool) -> tuple[Images, Images, str]:

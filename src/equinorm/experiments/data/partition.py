@@ -35,7 +35,7 @@ class Whole:
     classes: int
 
 
-def divide(name: str, whole: Whole, *, validation: int, limit: int | None, seed: int) -> Data:
+def divide(whole: Whole, *, validation: int, limit: int | None, seed: int) -> Data:
     """Hold ``validation`` examples out of the training examples, and keep ``limit`` of the others.
 
     A data set smaller than the published one holds out the same share of it, and a limit keeps the same share of
@@ -53,7 +53,6 @@ def divide(name: str, whole: Whole, *, validation: int, limit: int | None, seed:
     held_kept, test_kept = _share(held, kept, rest), _share(test.size, kept, rest)
     held_out = f", {held_kept} validation" if held_kept else ""
     return Data(
-        name=name,
         note=f"{whole.title}: {kept} training{held_out} and {test_kept} test images",
         train=train.select(shuffled[held : held + kept].sort().values),
         validation=train.select(shuffled[:held_kept].sort().values) if held_kept else None,
