@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import warnings
@@ -112,25 +113,82 @@ def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counts(nn.Module):
-    """Keeps state that is no buffer: its outputs change from call to call."""
+    """Its outputs change from call to call, by a state that nobody can put back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.calls = 0
+        self.calls = itertools.count(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.body(x) * self.calls
+        return self.body(x) * next(self.calls)
 
 
-def test_state_outside_buffers_is_reported() -> None:
+def test_state_out_of_reach_is_reported() -> None:
     torch.manual_seed(0)
     net = Counts()
     weights = copy.deepcopy(net.state_dict())
     with pytest.raises(EquinormError, match="from call to call with the same weights"):
         equinorm.balance(net, torch.randn(4, 3))
     assert all(torch.equal(weights[k], v) for k, v in net.state_dict().items())
+
+
+class Stores(nn.Module):
+    """Keeps state in plain attributes: numbers, lists and dicts, activations, tensors that it makes once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.calls, self.log, self.cache, self.seen = 0, [0], {"first": {}}, {1}
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.log.append(self.calls)
+        self.seen.add(self.calls)
+        if self.table is None:
+            self.table = torch.arange(2.0)
+        h = torch.relu(self.first(x))
+        self.cache["first"]["hidden"] = h
+        self.late = [h.detach()]
+        return self.last(h) * self.calls + self.table
+
+
+def test_state_in_attributes_is_put_back() -> None:
+    """Neither a trace, whose tensors are fakes, nor a comparison leaves anything on the model."""
+    torch.manual_seed(0)
+    net = Stores()
+    holders = net.log, net.cache, net.seen
+    report = equinorm.balance(net, torch.randn(4, 3))
+    assert report.function_change is not None and report.function_change < 1e-6
+    assert (net.calls, net.table) == (0, None) and not hasattr(net, "late") and "forward" not in vars(net)
+    assert holders == ([0], {"first": {}}, {1})
+    assert all(a is b for a, b in zip(holders, (net.log, net.cache, net.seen), strict=True))
+
+
+def test_an_activation_that_is_stored_is_an_output() -> None:
+    sym = equinorm.symmetries(Stores(), torch.randn(4, 3))
+    assert sym.num_free == 0
+    assert any("stored on the model" in pin.reason for pin in sym.pinned), sym.pinned
+
+
+def test_what_is_stored_but_not_computed_from_inputs_pins_nothing() -> None:
+    """A table, or a weight that was merged once, is read by this model only."""
+
+    class Merges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.gain = (
+                nn.Linear(3, 8),
+                nn.Linear(8, 2),
+                nn.Parameter(torch.ones(8, 1)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.merged = self.first.weight * self.gain
+            return self.last(torch.relu(x @ self.merged.T))
+
+    assert equinorm.symmetries(Merges(), torch.randn(4, 3)).num_free == 16
 
 
 class Remembers(nn.Module):

@@ -24,10 +24,15 @@ def interpret(analysis: Analysis, traces: Sequence[Trace]) -> None:
     """Run all graphs of a model, and unite what they demand."""
     runs = [GraphRun(analysis, trace, trace.graph_module) for trace in traces]
     changing = {storage for run in runs for storage in run.written_storages()}
+    changing |= {_storage(tensor) for trace in traces for tensor in trace.replaced}
     for trace, run in zip(traces, runs, strict=True):
         placeholders = trace.graph_module.graph.find_nodes(op="placeholder")
         outputs, written = run.run([_placeholder(trace, node, changing) for node in placeholders])
-        analysis.pin(outputs, "it is an output of the model")
+        returned = len(outputs) - trace.stored
+        analysis.pin(outputs[:returned], "it is an output of the model")
+        follows = run.follows_inputs(changing)
+        stored = [value for value, yes in zip(outputs[returned:], follows[returned:], strict=True) if yes]
+        analysis.pin(stored, "it is stored on the model, from where others may read it")
         analysis.pin(written, "it is written into a buffer or an input")
 
 
@@ -39,7 +44,7 @@ def _placeholder(trace: Trace, node: fx.Node, changing: set[int]) -> Any:
     table = trace.constants.get(node.name, trace.buffers.get(node.name))
     # Floating-point buffers may be loaded or updated between two calls: only masks and tables of whole numbers stay.
     lasting = table is not None and (node.name in trace.constants or not table.is_floating_point())
-    if table is not None and lasting and _storage(table) not in changing:
+    if table is not None and lasting and table.layout is torch.strided and _storage(table) not in changing:
         return Known(table.clone())
     if not isinstance(value, Tensor):
         return value
@@ -53,7 +58,7 @@ def _placeholder(trace: Trace, node: fx.Node, changing: set[int]) -> Any:
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)
 
 
 class GraphRun:
@@ -74,8 +79,23 @@ class GraphRun:
         written = {node.name for node in self._memory.written_placeholders()}
         return {_storage(tables[name]) for name in written if name in tables}
 
+    def follows_inputs(self, changing: set[int]) -> list[bool]:
+        """Whether each output depends on the inputs, or on what a forward pass changes: not on parameters alone."""
+        tables = {**self._trace.buffers, **self._trace.constants}
+        lasting = {name for name, tensor in tables.items() if _storage(tensor) not in changing}
+        lasting |= self._trace.parameters.keys()
+        found: set[fx.Node] = set()
+        for node in self._module.graph.nodes:
+            if any(n in found for n in node.all_input_nodes):
+                found.add(node)
+                found.update(n for target in self._memory.written(node) for n in self._memory.sharing(target))
+            elif node.op == "placeholder" and node.name not in lasting:
+                found.add(node)
+        (output,) = self._module.graph.find_nodes(op="output")
+        return [value in found for value in pytree.tree_leaves(output.args[0])]
+
     def run(self, inputs: Sequence[Any], depth: int = 0) -> tuple[list[Any], list[Any]]:
-        """The values that the graph returns, and those left in placeholders that it wrote into.
+        """The values that the graph returns, in order, and those left in placeholders that it wrote into.
 
         ``depth``: how many linear maps lie before the inputs.
         """
@@ -88,7 +108,8 @@ class GraphRun:
             elif node.op == "output":
                 self._a.enter(node, self._depth_before(node))
                 written = [self._values[n] for n in self._rewritten if n.op == "placeholder"]
-                return [self._values[n] for n in node.all_input_nodes], written
+                outputs = pytree.tree_leaves(node.args[0])
+                return [self._values[v] if isinstance(v, fx.Node) else v for v in outputs], written
             else:
                 self._enter(node)
             if self._memory.starts_mixed(node) and not self._memory.is_abandoned([node]):

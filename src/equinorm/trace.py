@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from equinorm.attributes import Stored, attributes_kept
 from equinorm.errors import ArgumentError, EquinormError
 from equinorm.randomness import random_state_kept
 
@@ -41,7 +42,9 @@ class Trace:
     graph_module: fx.GraphModule
     parameters: Mapping[str, str]  # placeholder → parameter's name in the model
     buffers: Mapping[str, Tensor]  # placeholder → buffer
-    constants: Mapping[str, Tensor]  # placeholder → tensor made inside the forward pass
+    constants: Mapping[str, Tensor]  # placeholder → tensor made inside the forward pass, or an attribute
+    stored: int  # how many of the last outputs the pass leaves on the modules instead of returning them
+    replaced: Sequence[Tensor]  # the attributes that these take the place of
 
 
 def call_arguments(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,7 +66,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> tuple[list[Trace],
     args, kwargs = call_arguments(example_inputs)
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    with training_flags_kept(model), random_state_kept(model), caches_off(model):
+    with attributes_kept(model), random_state_kept(model), caches_off(model):
         traces = [_export(model.eval(), args, kwargs, "eval")]
         model.train()
         try:
@@ -74,17 +77,6 @@ def trace(model: nn.Module, example_inputs: ExampleInputs) -> tuple[list[Trace],
             except EquinormError:
                 return traces, str(single)
     return traces, None
-
-
-@contextmanager
-def training_flags_kept(model: nn.Module) -> Iterator[None]:
-    """Restore every module's ``training`` flag on exit."""
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 @contextmanager
@@ -111,15 +103,23 @@ def _config(module: nn.Module) -> Any:
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: str) -> Trace:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel would hide its projections
+    stored = Stored()
     try:
-        with warnings.catch_warnings(), _quiet_export(), _without_stack_traces(), torch.no_grad():
+        with (
+            warnings.catch_warnings(),
+            _quiet_export(),
+            _without_stack_traces(),
+            torch.no_grad(),
+            attributes_kept(model),
+        ):
             warnings.simplefilter("ignore")
+            vars(model)["forward"] = stored.returned_by(model)
             program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
         raise ArgumentError(_why_untraceable(model, args, kwargs, mode, error)) from None
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-    return _described(program, model, mode)
+    return _described(program, model, mode, stored)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def _doubled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
     return tuple(map(double, args)), {key: double(value) for key, value in kwargs.items()}
 
 
-def _described(program: ExportedProgram, model: nn.Module, mode: str) -> Trace:
+def _described(program: ExportedProgram, model: nn.Module, mode: str, stored: Stored) -> Trace:
     parameters, buffers, constants = {}, {}, {}
     canonical = _canonical_names(model)
     for spec in program.graph_signature.input_specs:
@@ -199,7 +199,7 @@ def _described(program: ExportedProgram, model: nn.Module, mode: str) -> Trace:
             buffers[placeholder] = model.get_buffer(str(target))
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[placeholder] = program.constants[str(target)]
-    return Trace(mode, program.graph_module, parameters, buffers, constants)
+    return Trace(mode, program.graph_module, parameters, buffers, constants, stored.count, stored.replaced)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:

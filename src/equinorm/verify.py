@@ -1,8 +1,8 @@
 """Verify: does the model still compute the same function?
 
 Outputs are compared in evaluation and in training mode, on the example inputs and on random inputs of the
-same kind. The model's parameters, buffers, gradients and training flags and the random state are left as
-they were.
+same kind. The model's parameters, buffers, gradients and all other attributes and the random state are left
+as they were.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from equinorm.attributes import attributes_kept
 from equinorm.errors import ArgumentError, EquinormError
 from equinorm.randomness import random_state_kept, seed_all
 from equinorm.rounding import Precision, coarsest, one_ulp_off, swapped
-from equinorm.trace import ExampleInputs, caches_off, call_arguments, training_flags_kept
+from equinorm.trace import ExampleInputs, caches_off, call_arguments
 
 Run: TypeAlias = tuple[bool, Any]  # whether in training mode, and on which (positional, keyword) inputs
 
@@ -147,21 +148,17 @@ def _does_not_run(error: Exception) -> str:
 
 @contextmanager
 def _observed(model: nn.Module, written: Mapping[str, Tensor]) -> Iterator[None]:
-    """Leave buffers, written parameters, training flags and random state (Python's too) as they are on entry.
+    """Leave attributes, buffers, written parameters and random state (Python's too) as they are on entry.
 
     A buffer that is replaced, perhaps by one of another shape, comes back as the same tensor.
     """
-    registered = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     held = dict(model.named_buffers()) | dict(written)
     saved = {name: tensor.clone() for name, tensor in held.items()}
-    with training_flags_kept(model), random_state_kept(model), caches_off(model):
-        try:
+    try:
+        with attributes_kept(model), random_state_kept(model), caches_off(model):
             yield
-        finally:
-            for buffers, before in registered:
-                buffers.clear()
-                buffers.update(before)
-            restore(held, saved)
+    finally:
+        restore(held, saved)
 
 
 def restore(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

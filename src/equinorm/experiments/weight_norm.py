@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from equinorm.attributes import attributes_kept
 from equinorm.errors import ArgumentError
-from equinorm.trace import training_flags_kept
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -37,7 +37,7 @@ def initialize_(model: nn.Module, batch: Tensor) -> None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     handles = [layer.register_forward_hook(partial(_initialize_layer, set())) for layer in layers]
     try:
-        with training_flags_kept(model):
+        with attributes_kept(model):
             model.train()(batch)
     except BaseException:
         model.load_state_dict(state)
