@@ -59,6 +59,10 @@ class Analysis:
 
     # --- the vocabulary of the rules ---
 
+    def back_to(self, depth: int) -> None:
+        """What follows within this operator lies beside what came before it, not behind."""
+        self._node_depth = depth
+
     @property
     def output(self) -> Any:
         """The fake tensor (or tensors) that the current operator returns."""
@@ -66,11 +70,11 @@ class Analysis:
         return self._node.meta.get("val")
 
     @property
-    def dtype_of_input(self) -> torch.dtype | None:
-        """The type of the current operator's first argument."""
+    def fakes(self) -> tuple[Any, ...]:
+        """The fake tensors that the current operator is called with."""
         assert self._node is not None
-        first = self._node.args[0]
-        return first.meta["val"].dtype if isinstance(first, fx.Node) else None
+        found: tuple[Any, ...] = fx.map_arg(self._node.args, lambda node: node.meta["val"])
+        return found
 
     @property
     def operator(self) -> str:

@@ -23,8 +23,8 @@ class Known:
 
     def ids(self) -> Tensor:
         """Constants are pinned; zeros (and infinities, which no scale changes) agree with anything."""
-        if self.tensor.dtype.is_complex:
-            return torch.zeros(self.tensor.shape, dtype=torch.float64)
+        if self.tensor.dtype.is_complex or self.tensor.layout is not torch.strided:
+            return torch.zeros((), dtype=torch.float64).expand(self.tensor.shape)
         numbers = self.tensor.to("cpu", torch.float64)
         return torch.where((numbers == 0) | numbers.isinf(), WILD, 0.0)
 

@@ -17,7 +17,9 @@ from equinorm.rules import (  # noqa: F401  (importing a family registers its ru
     movement,
     nonlinear,
     norms,
+    recurrent,
     reduce,
+    scatter,
 )
 from equinorm.rules.registry import (
     RULES,

@@ -124,7 +124,7 @@ def matmul_labels(rank_x: int, rank_y: int) -> tuple[str, str, str]:
     return lx, ly, kept + ("m" if rank_x > 1 else "") + ("n" if rank_y > 1 else "")
 
 
-@rule(FAMILY, "matmul", "mm", "bmm", "mv", "dot", "vdot")
+@rule(FAMILY, "matmul", "mm", "bmm", "mv", "dot", "vdot", "_sparse_mm")
 def matmul(a: Analysis, input: Value, other: Value) -> Value:
     lx, ly, lo = matmul_labels(input.rank, other.rank)
     if isinstance(input, PARAMETRIC) and isinstance(other, PARAMETRIC):

@@ -11,7 +11,7 @@ from torch import Tensor
 from equinorm.derived import PARAMETRIC, Parametric, times, total
 from equinorm.rules.registry import is_number, pinned_output, rule
 from equinorm.scale_ids import WILD
-from equinorm.values import Fixed, Known, Scaled, Value, Weight, compact
+from equinorm.values import Fixed, Known, Scaled, Value, Weight, compact, shrink
 
 if TYPE_CHECKING:
     from equinorm.analysis import Analysis
@@ -98,7 +98,8 @@ def add_parameter(a: Analysis, ids: Tensor, weight: Parametric) -> Value:
     plus = met.reshape(met.shape[lead:]) if lead else met
     if bool((compact(plus) == WILD).any()):  # a parameter added to zeros brings scales of its own
         plus = torch.where(plus == WILD, a.fresh(plus.shape), plus)
-        ids = torch.where(ids == WILD, plus, ids)
+    if bool((compact(ids) == WILD).any()):  # and what was zero is no longer
+        ids = shrink(torch.where(ids == WILD, plus, ids))
     a.move(weight, plus)
     return Scaled(ids)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equinorm.derived import PARAMETRIC, concatenated, moved
-from equinorm.rules.registry import is_number, pin_unknown, pinned_output, rule
+from equinorm.rules.registry import pin_unknown, pinned_output, rule
 from equinorm.scale_ids import WILD
 from equinorm.values import Derived, Known, Scaled, Value, Weight, shrink
 
@@ -49,7 +49,7 @@ def move(a: Analysis, *args: Any, **kwargs: Any) -> Any:
 @rule(FAMILY, "view", "_unsafe_view", "reshape", "view_as", "reshape_as")
 def reshape(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     """Ids may lie in memory unlike the numbers that they describe, so they are reshaped, not viewed."""
-    if a.output.dtype != a.dtype_of_input:
+    if a.output.dtype != a.fakes[0].dtype:
         a.pin(input, "its bits are read as another type")
         return pinned_output(a)
     if isinstance(input, PARAMETRIC):
@@ -153,7 +153,10 @@ def fill(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
     value = args[-1] if args else 0
     numbers = torch.as_tensor(value.tensor if isinstance(value, Known) else value if _plain(value) else 1.0)
     if bool(((numbers == 0) | numbers.isinf()).all()):
-        return input if mask is not None else Scaled(torch.full((), WILD).double().expand(a.output.shape))
+        if isinstance(input, PARAMETRIC) and mask is not None and tuple(input.size) == tuple(a.output.shape):
+            return input
+        ids = torch.full((), WILD).double() if mask is None else a.ids_of(input)
+        return Scaled(ids.expand(a.output.shape))
     if mask is not None:
         a.pin(input, "some entries are replaced by a constant")
     a.pin(value, "it fills another tensor")
@@ -213,23 +216,3 @@ def _places(index: Any) -> Any:
     if isinstance(index, Known):
         return index.tensor.cpu()
     return torch.zeros(index.ids.shape, dtype=torch.int64) if isinstance(index, Scaled) else index
-
-
-@rule(FAMILY, "index_put", "scatter", "masked_scatter", "index_copy")
-def put(a: Analysis, input: Value, *args: Any, **kwargs: Any) -> Any:
-    """Entries that are written somewhere share one scale with all those that stay."""
-    assert a.schema is not None
-    named = dict(zip([argument.name for argument in a.schema.arguments][1:], args, strict=False)) | kwargs
-    if "reduce" in named:
-        return pin_unknown(a, (input, *args))
-    written = next(named[name] for name in ("values", "src", "source", "value") if name in named)
-    ids = _constant(written) if is_number(written) else a.ids_of(written)
-    own = a.uniform(ids, list(range(ids.dim())), "it is written into another tensor").reshape(())
-    kept = a.ids_of(input)
-    common = a.uniform(kept, list(range(kept.dim())), "entries are written beside them").reshape(())
-    united = a.unite(common, own, "entries are written beside others")
-    return Scaled(united.expand(a.output.shape))
-
-
-def _constant(number: float) -> Tensor:
-    return Known(torch.as_tensor(number)).ids()

@@ -19,17 +19,8 @@ FUNCTIONS = (
     "exp exp2 expm1 log log2 log10 log1p logsumexp sqrt rsqrt pow square erf erfc sin cos tan asin acos atan atan2 "
     "sinh cosh floor ceil round trunc frac fmod remainder floor_divide var var_mean std_mean cumprod prod"
 ).split()
-RECURRENT = "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split()
 
 
 @rule(FAMILY, *ACTIVATIONS, *FUNCTIONS)
 def nonlinear(a: Analysis, *args: Any, **kwargs: Any) -> Any:
     return pin_all(a, (args, kwargs), f"{a.operator} is not positively homogeneous")
-
-
-@rule(FAMILY, *RECURRENT)
-def recurrent(a: Analysis, *args: Any, **kwargs: Any) -> Any:
-    """Fused cells; a recurrence that is written out in the model is analysed step by step."""
-    return pin_all(
-        a, (args, kwargs), f"{a.operator} is one fused operator, whose inner scales are not analysed"
-    )
