@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow lint docs bench results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/equinorm demo
@@ -24,9 +24,18 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m equinorm.rules
+	$(BIN)/python -m equinorm.experiments
 
+# On a machine that is quiet otherwise: 25 minutes. Then the README's table.
 bench: $(VENV)/.dev
-	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
+	$(BIN)/python benchmarks
+	$(BIN)/python -m equinorm.bench.readme
+
+# The paper's figures and tables, shortened; the page of results, and the README's table.
+DATA ?= data
+results: $(VENV)/.dev
+	$(BIN)/equinorm reproduce all --preset quick --data-dir $(DATA) --output results
+	$(BIN)/equinorm report results --readme README.md
 
 clean:
 	rm -rf $(VENV)
