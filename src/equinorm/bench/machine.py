@@ -34,6 +34,7 @@ class Machine:
     equinorm: str
     commit: str | None
     date: str
+    load: float | None  # the average of the last minute when the run began: of a quiet machine near zero
 
     def line(self) -> str:
         """For people."""
@@ -41,9 +42,10 @@ class Machine:
         where = f"{self.cpu}, {self.cores} cores, {self.threads} threads{gigabytes}"
         device = "" if self.device == "cpu" else f"{self.device} beside "
         commit = f" ({self.commit})" if self.commit else ""
+        load = "" if self.load is None else f"; load at the start {self.load:.2f}"
         return (
             f"{device}{where}; {self.system}; Python {self.python}, torch {self.torch}, equinorm {self.equinorm}"
-            f"{commit}; {self.date}"
+            f"{commit}; {self.date}{load}"
         )
 
 
@@ -60,7 +62,8 @@ def this_machine(device: torch.device) -> Machine:
         torch.__version__,
         equinorm.__version__,
         _commit(),
-        datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     )
 
 
@@ -101,7 +104,13 @@ class Bandwidth:
             "copy": (lambda: self._target.copy_(self._source), 8 * entries),
             "scale in place": (lambda: self._target.mul_(1.0), 8 * entries),
         }
-        return {name: (self._timed(call), size) for name, (call, size) in kinds.items()}
+        return {name: (self.cold(call), size) for name, (call, size) in kinds.items()}
 
-    def _timed(self, call: Callable[[], object]) -> Callable[[], float]:
-        return lambda: seconds_of(call, self._device)
+    def cold(self, call: Callable[[], object]) -> Callable[[], float]:
+        """The call's seconds when it finds nothing of its own in the caches, as a backward pass leaves them."""
+
+        def seconds() -> float:
+            torch.linalg.vector_norm(self._source)
+            return seconds_of(call, self._device)
+
+        return seconds

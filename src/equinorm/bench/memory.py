@@ -159,5 +159,7 @@ def headlines(rows: Sequence[Mapping[str, Any]], balanced: Sequence[Mapping[str,
         bound = row["matrices_and_one_tensor"] / row["weights"]
         per = row["extra_bytes"] / row["weights"]
         what = f"balance(verify=False) beside {row['weights'] / 1e6:,.0f} million bfloat16 weights"
-        lines.append(Headline(what, f"{per:.2f} bytes per weight", f"≤ {bound:.2f} B", per <= 1.02 * bound))
+        # what a process holds besides is told in MB, not per weight: only large models judge it
+        target, met = (f"≤ {bound:.2f} B + 2 %", per <= 1.02 * bound) if row["weights"] > 2e8 else ("", None)
+        lines.append(Headline(what, f"{per:.2f} bytes per weight", target, met))
     return lines

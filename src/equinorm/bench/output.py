@@ -67,7 +67,7 @@ def show(name: str, findings: Findings, console: Console) -> None:
 
 
 def save(
-    name: str, findings: Findings, machine: Machine, settings: Any, folder: Path, quick: bool = False
+    name: str, findings: Findings, machine: Machine, settings: Any, folder: Path, full: bool = True
 ) -> list[Path]:
     """Write NAME.json, NAME.md and the pictures; every file is whole or as it was."""
     try:
@@ -78,12 +78,12 @@ def save(
         "benchmark": name,
         "claim": " ".join(findings.claim.split()),
         "machine": asdict(machine),
-        "settings": _plain(settings),
-        "quick": quick,
-        "headlines": _plain(findings.headlines),
+        "settings": plain(settings),
+        "full": full,
+        "headlines": plain(findings.headlines),
         "notes": list(findings.notes),
-        **_plain(findings.extra),
-        "rows": _plain(findings.rows),
+        **plain(findings.extra),
+        "rows": plain(findings.rows),
     }
     pictures = [folder / f"{name}{suffix}" for suffix in PICTURES] if findings.draw else []
     page = markdown(name, findings, machine, pictures[0].name if pictures else None)
@@ -113,9 +113,13 @@ def markdown(name: str, findings: Findings, machine: Machine, picture: str | Non
 
 
 def _headlines(findings: Findings) -> Table:
-    words = {True: "met", False: "missed", None: ""}
-    rows = [(line.what, line.measured, line.target, words[line.met]) for line in findings.headlines]
+    rows = [(line.what, line.measured, line.target, verdict(line.met)) for line in findings.headlines]
     return Table("in short", ("what", "measured", "target", ""), rows)
+
+
+def verdict(met: bool | None) -> str:
+    """Whether a target is met, in a word."""
+    return {True: "met", False: "missed", None: ""}[met]
 
 
 def as_markdown(table: Table) -> str:
@@ -125,14 +129,14 @@ def as_markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As JSON can say it: dataclasses as objects, what is not finite as null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {key: _plain(getattr(value, key)) for key in value.__dataclass_fields__}
+        return {key: plain(getattr(value, key)) for key in value.__dataclass_fields__}
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)

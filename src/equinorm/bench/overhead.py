@@ -30,6 +30,8 @@ timed inside the step. Ratios are formed within rounds. None, ENorm and ENorm-Im
 
 ROUNDS = Rounds(most=15, seconds=50.0, least=3)
 LARGE_ROUNDS = Rounds(most=4, least=4, warm_up=0)  # minutes each; a median of four bears a cold first one
+LARGEST_ROUNDS = Rounds(most=1, least=1, warm_up=0)
+PROBES = (2, 8)  # batches that tell how memory grows, before any that might not fit
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,19 @@ class Settings:
     rounds: Rounds = ROUNDS
     large: int = 128  # from this batch on, methods whose cost does not grow are left out, but for ENorm
     large_rounds: Rounds = LARGE_ROUNDS
+    largest: bool = True  # whether to measure the largest batch that fits, too, where steps take seconds
     networks: tuple[str, ...] = tuple(network.label for network in paper_networks())
 
 
 FULL = Settings()
-QUICK = Settings((4, 8), 64, tuple(name for name in METHODS if name != COMPILED), Rounds(most=7, seconds=4.0))
+QUICK = Settings(
+    (16, 32),
+    64,
+    tuple(name for name in METHODS if name != COMPILED),
+    Rounds(most=7, seconds=4.0),
+    largest=False,
+    networks=("ResNet-18-C", "MNIST auto-encoder"),
+)
 
 
 def run(settings: Settings, device: torch.device, say: Callable[[str], None]) -> Findings:
@@ -73,27 +83,31 @@ def _network(
     say(f"{network.label}: building it {len(settings.methods)} times")
     room = Room(meter(device))
     trainings = {name: Training(network, METHODS[name], device) for name in settings.methods}
-    rows, notes = [], []
-    for wanted in network.batches:
-        batch = room.allowed(wanted)
-        if not batch:
-            notes.append(f"{network.label}: no room for batch {wanted}")
-            break
-        if batch < wanted:
-            notes.append(
-                f"{network.label}: no room for batch {wanted}; {batch} is the largest there is room for"
-            )
-        is_large = network.is_large and batch >= settings.large
-        names = [n for n in trainings if not is_large or METHODS[n].grows or n == ENORM]
+    parameters = count(trainings[NONE].model)
+    for batch in PROBES:
+        for training in trainings.values():
+            training.step(*network.data(batch, device))
+        room.measured(batch)
+    rows = []
+
+    def measure(batch: int, names: Sequence[str], rounds: Rounds) -> None:
         say(f"{network.label}, batch {batch}: {', '.join(names)}")
-        x, y = network.data(batch, device)
-        steps = {name: partial(trainings[name].step, x, y) for name in names}
-        taken = interleaved(steps, settings.large_rounds if is_large else settings.rounds)
-        parameters = count(trainings[NONE].model)
+        data = network.data(batch, device)
+        taken = interleaved({name: partial(trainings[name].step, *data) for name in names}, rounds)
         rows.append(row(network.label, batch, parameters, taken) | {"peak_bytes": room.measured(batch)})
-        if batch < wanted:
-            break
-    return [found | {"largest_batch": room.largest()} for found in rows], notes
+
+    for batch in network.batches:
+        if room.allows(batch):
+            is_large = network.is_large and batch >= settings.large
+            names = [n for n in trainings if not is_large or METHODS[n].grows or n == ENORM]
+            measure(batch, names, settings.large_rounds if is_large else settings.rounds)
+    largest = room.largest()
+    if network.is_large and settings.largest and largest and largest not in network.batches:
+        measure(largest, [name for name in (NONE, BN, ENORM) if name in trainings], LARGEST_ROUNDS)
+    measured = [found["batch"] for found in rows]
+    return rows, [
+        f"{network.label}: no room for batch {batch}" for batch in network.batches if batch not in measured
+    ]
 
 
 def row(network: str, batch: int, parameters: int, taken: Mapping[str, Sequence[Seconds]]) -> dict[str, Any]:
@@ -132,10 +146,12 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         "method",
         "step",
         "to none",
+        "step less none",
         "cost of normalising",
         "% of a step",
         "× below BN",
         "× below GN",
+        "n",
     )
     lines = []
     for found in rows:
@@ -147,10 +163,12 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
                     name,
                     seconds(method["step"]),
                     f"{method['to_none'].median:.3f}",
+                    "" if method["difference"] is None else seconds(method["difference"]),
                     "" if cost is None else spread(cost, seconds),
                     "" if cost is None else f"{100 * method['share_of_step'].median:.2f}",
                     spread(below[BN], times) if BN in below else "",
                     spread(below[GN], times) if GN in below else "",
+                    str(method["step"].n),
                 )
             )
     return Table("a training step, and what normalising costs of it", header, lines)
@@ -162,12 +180,14 @@ def headlines(rows: Sequence[Mapping[str, Any]]) -> list[Headline]:
     lines = []
     if resnet:
         largest = max(resnet)
-        lines += _below(resnet, largest, BN, 150, exact=256) + _below(resnet, 16, GN, 10, exact=16)
+        for batch in dict.fromkeys((256, largest)):
+            lines += _below(resnet, batch, BN, 150, exact=256)
+        lines += _below(resnet, 16, GN, 10, exact=16)
         peak = resnet[largest]["peak_bytes"]
         if peak:
-            room = resnet[largest]["largest_batch"]
-            rest = f"; by extrapolation there is room for batches up to {room}" if room else ""
-            lines.append(Headline(f"ResNet-18-C, batch {largest}: peak memory", f"{size(peak)}{rest}"))
+            lines.append(
+                Headline(f"ResNet-18-C, batch {largest}, the largest measured: peak memory", size(peak))
+            )
     for name in ("ENorm", "ENorm, compiled", "ENorm-Impl"):
         method = resnet.get(32, {"methods": {}})["methods"].get(name)
         if method:
@@ -181,6 +201,11 @@ def headlines(rows: Sequence[Mapping[str, Any]]) -> list[Headline]:
                     share.median <= bound,
                 )
             )
+    whole = resnet.get(32, {"methods": {}})["methods"].get(ENORM)
+    if whole:
+        ratio: Estimate = whole["to_none"]
+        what = "ResNet-18-C, batch 32: a whole step with ENorm to one without"
+        lines.append(Headline(what, spread(ratio, "{:.3f}×".format), "≤ 1.02×", ratio.median <= 1.02))
     return lines
 
 

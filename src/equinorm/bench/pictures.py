@@ -55,8 +55,8 @@ def step(path: Path, rows: Rows) -> None:
     figure = canvas(10, 4.6)
     left, right = figure.subplots(1, 2)
     for axes, key, label in (
-        (left, "to_sgd", "seconds, relative to SGD's step"),
-        (right, "share_of_limit", "share of the bandwidth limit"),
+        (left, "to_sgd", "seconds, relative to SGD's step (line)"),
+        (right, "share_of_limit", "share of the bandwidth limit (dotted: the target)"),
     ):
         for chosen, joined in ((_mlps(rows, True), True), (_mlps(rows, False), False)):
             for name in dict.fromkeys(name for row in chosen for name in row[key]):
@@ -67,6 +67,7 @@ def step(path: Path, rows: Rows) -> None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         axes.axhline(1, color=INK, linewidth=0.8)
+    right.axhline(0.6, color=INK, linewidth=0.8, linestyle=":")
     _legend(figure)
     figure.suptitle("ENorm.step()", x=0.01, ha="left", fontsize=13)
     save(figure, path)
@@ -124,6 +125,7 @@ def analysis(path: Path, rows: Rows) -> None:
             style = {"color": colour, "marker": marker, "linestyle": line, "markersize": 4}
             points = [(row["parameters"], row["seconds"][name].median) for row in chain]
             right.plot(*zip(*points, strict=True), **style) if points else None
+    left.axhline(10, color=INK, linewidth=0.8, linestyle=":", label="target")
     _log(left, "seconds of one forward pass")
     _log(right, "parameters of a chain; —: growing depth, - -: growing width")
     left.set_ylabel("seconds")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equinorm.bench.output import Table, as_markdown
+from equinorm.bench.output import Table, as_markdown, verdict
 from equinorm.checkpoint import write_atomically
 from equinorm.errors import ArgumentError, EquinormError
 
@@ -25,12 +25,18 @@ def table(folder: Path) -> str:
     if not found:
         raise ArgumentError(f"{folder}: no results there; run `equinorm bench all --output {folder}`")
     rows = [
-        (line["what"], line["measured"], line["target"], f"`equinorm bench {result['benchmark']}`")
+        (
+            line["what"],
+            line["measured"],
+            line["target"],
+            verdict(line["met"]),
+            f"`equinorm bench {result['benchmark']}`",
+        )
         for result in found
         for line in result["headlines"]
     ]
     machines = dict.fromkeys(_machine(result["machine"]) for result in found)
-    lines = as_markdown(Table("", ("What", "Measured", "Target", "Command"), rows))
+    lines = as_markdown(Table("", ("What", "Measured", "Target", "", "Command"), rows))
     return f"{lines}\n\nMeasured on: {'; '.join(machines)}."
 
 
@@ -42,9 +48,19 @@ def read(path: Path) -> dict[str, Any]:
         raise ArgumentError(f"{path}: not a readable result ({error})") from error
     if not {"benchmark", "machine", "headlines"} <= content.keys():
         raise ArgumentError(f"{path}: not a result of `equinorm bench`; run it again")
-    if content.get("quick"):
-        raise ArgumentError(f"{path}: a --quick look, no result; run `equinorm bench {content['benchmark']}`")
+    if not content.get("full"):
+        raise ArgumentError(
+            f"{path}: a look at a part (--quick, --network, …), no result; run `equinorm bench {content['benchmark']}`"
+        )
     return content
+
+
+def is_full(path: Path) -> bool:
+    """Whether a file is a result of a benchmark's own settings, not of a look at a part."""
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("full"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def with_table(page: str, folder: Path) -> str:
@@ -61,7 +77,7 @@ def _machine(machine: dict[str, Any]) -> str:
     device = "" if machine["device"] == "cpu" else f"{machine['device']} beside "
     return (
         f"{device}{machine['cpu']}, {machine['threads']} threads{memory}, Python {machine['python']}, "
-        f"torch {machine['torch']}"
+        f"torch {machine['torch']}, commit {machine['commit']}, {machine['date'].partition(' ')[0]}"
     )
 
 

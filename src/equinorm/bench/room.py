@@ -51,14 +51,10 @@ class Room:
         self.peaks: list[Peak] = []
         self._forget()
 
-    def allowed(self, batch: int) -> int:
-        """The batch itself if it fits, else the largest that does and was not measured yet (0: none)."""
-        if self._meter is None or not self.peaks:
-            return batch
+    def allows(self, batch: int) -> bool:
+        """Whether it fits, by the line; yes where nothing tells."""
         largest = self.largest()
-        if largest is None or largest >= batch:
-            return batch
-        return largest if largest > max(peak.batch for peak in self.peaks) else 0
+        return largest is None or batch <= largest
 
     def largest(self) -> int | None:
         """The largest batch for which there is room, by the line."""

@@ -1,13 +1,15 @@
 """Times that can be compared: rivals take turns, and every number is a median with its interval.
 
-Within a round each rival runs once, and each round starts with another of them; noise of the machine then hits all
-alike. What is derived (a difference, a ratio) is derived inside a round, and its median is taken over the rounds.
+Within a round each rival runs once, in an order drawn anew; noise of the machine, and what the one before left in the
+caches, then hits all alike. What is derived (a difference, a ratio) is derived inside a round, and its median is taken
+over the rounds.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +70,8 @@ class Rounds:
 
 
 def interleaved(calls: Mapping[str, Callable[[], T]], rounds: Rounds) -> dict[str, list[T]]:
-    """What each call returns, round by round."""
-    names = list(calls)
+    """What each call returns, round by round; the orders are the same on every run."""
+    names, orders = list(calls), random.Random(0)
     found: dict[str, list[T]] = {name: [] for name in names}
     for _ in range(rounds.warm_up):
         for call in calls.values():
@@ -79,7 +81,7 @@ def interleaved(calls: Mapping[str, Callable[[], T]], rounds: Rounds) -> dict[st
     for done in range(rounds.most):
         if done >= rounds.least and (time.perf_counter() - start) * (done + 1) / done > rounds.seconds:
             break
-        for name in names[done % len(names) :] + names[: done % len(names)]:
+        for name in orders.sample(names, len(names)):
             found[name].append(calls[name]())
     return found
 
