@@ -48,7 +48,7 @@ TINY = {
         batches=(2, 3), image=32, methods=("none", "BN", "GN", "ENorm"), rounds=FEW, networks=SMALL
     ),
     "step": step.Settings((2_000,), SMALL, compiled=False, buffer=1 << 10, rounds=FEW),
-    "convergence": convergence.Settings((5,), 12, (5, 20), (3,), 1, 30.0),
+    "convergence": convergence.Settings((5,), 12, (5, 20), (3,), 1, 30.0, rounds=FEW),
     "analysis": analysis.Settings(("equinorm:mnist_autoencoder",), (3, 4), (8, 16), FEW),
     "memory": memory.Settings(2, 32, SMALL, millions=()),
 }

@@ -25,10 +25,12 @@ from experiment_runs import (
     state,
     write_data,
 )
+from tiny_data import write_image_folder, write_mnist
 
 from equinorm.cli import run as cli
 from equinorm.errors import EquinormError
 from equinorm.experiments import folder as folders
+from equinorm.experiments.data import fingerprint
 from equinorm.experiments.recipes import Settings
 from equinorm.experiments.train import train
 from equinorm.experiments.trainer import Trainer
@@ -149,6 +151,23 @@ def test_two_ranks_killed_and_resumed(data: Path, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_processes_that_see_different_checkpoints_do_not_wait_for_ever(data: Path, tmp_path: Path) -> None:
+    """As on several machines without a common folder, of which one was new."""
+    wanted = small("cifar10-fc", "bn", epochs=2)
+
+    def work(folder: str) -> None:
+        train(wanted, tmp_path / folder, **data_of("cifar10-fc", data))
+
+    def apart() -> None:
+        with pytest.raises(EquinormError, match="do not see the same checkpoint"):
+            work(os.environ["RANK"])
+
+    with at_call(Trainer, "_step", 5), pytest.raises(AssertionError):
+        on_ranks(2, lambda: work("0"))
+    assert state(tmp_path / "0")["epoch"] == 1
+    on_ranks(2, apart)
+
+
 def test_the_command_killed_from_outside(data: Path, tmp_path: Path) -> None:
     arguments = ["train", "mnist-autoencoder", "--method", "enorm+bn", "--epochs", 6, "--batch-size", 4]
     arguments += ["--data-dir", data / "mnist", "--output"]
@@ -208,6 +227,22 @@ def test_other_data_of_the_same_size_are_refused(data: Path, tmp_path: Path) -> 
         train(wanted, tmp_path, quiet=True)
 
 
+def test_other_images_of_the_same_number_are_refused(data: Path, tmp_path: Path) -> None:
+    wanted = small("mnist-autoencoder", "bn")
+    for seed in (0, 1):
+        write_mnist(tmp_path / str(seed), seed=seed)
+    train(wanted, tmp_path / "run", data_dir=tmp_path / "0", quiet=True)
+    with pytest.raises(EquinormError, match="data's fingerprint"):
+        train(wanted, tmp_path / "run", data_dir=tmp_path / "1", quiet=True)
+
+
+def test_other_files_of_the_same_number_are_refused(tmp_path: Path) -> None:
+    for name, size in (("a", 40), ("b", 44)):
+        write_image_folder(tmp_path / name, size=size)
+    found = [fingerprint("imagenet", tmp_path / name) for name in ("a", "b", "a")]
+    assert found[0] == found[2] != found[1]
+
+
 def recipe_changed(content: dict[str, Any]) -> None:
     content["run"]["recipe"] = "cifar10-conv"
 
@@ -218,6 +253,26 @@ def version_changed(content: dict[str, Any]) -> None:
 
 def settings_missing(content: dict[str, Any]) -> None:
     del content["run"]["cycles"]
+
+
+def run_missing(content: dict[str, Any]) -> None:
+    del content["run"]
+
+
+def history_missing(content: dict[str, Any]) -> None:
+    del content["history"]
+
+
+def weight_missing(content: dict[str, Any]) -> None:
+    content["model"].popitem()
+
+
+def companion_empty(content: dict[str, Any]) -> None:
+    content["companion"] = {}
+
+
+def library_changed(content: dict[str, Any]) -> None:
+    content["run"]["equinorm"] = "0.0.1"
 
 
 class Code:
@@ -235,6 +290,11 @@ def code_inside(content: dict[str, Any]) -> None:
         (recipe_changed, "recipe='cifar10-conv', not 'cifar10-fc'"),
         (version_changed, "format 0, not 1"),
         (settings_missing, "no cycles"),
+        (library_changed, "equinorm='0.0.1', not"),
+        (run_missing, "another version of equinorm"),
+        (history_missing, "not of this training .KeyError: 'history'.; delete it to start again"),
+        (weight_missing, "not of this training .RuntimeError: .*; delete it"),
+        (companion_empty, "not of this training .*; delete it"),
         (code_inside, "pickled code, which is not run"),
     ],
 )

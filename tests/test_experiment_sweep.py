@@ -45,7 +45,7 @@ class Bench:
         time.sleep(self.seconds)
         value = self.value(settings)
         status = "finished" if value is not None else "diverged"
-        return Result(settings, status, [], value, value, None, "", {}, None, "cpu", 1, 0.0, "")
+        return Result(settings, status, [], value, value, None, "", {}, None, "cpu", 1, 0.0, "", "", True)
 
     @property
     def runs(self) -> list[str]:
@@ -101,6 +101,17 @@ def test_divergence_everywhere_is_a_result(tmp_path: Path) -> None:
     some = Bench(tmp_path, lambda settings: None if settings.seed == 1 else 0.5)
     (summary,) = sweep("mnist-autoencoder", ["bn"], tmp_path, some, seeds=3)
     assert summary.finals == [0.5, 0.5] and summary.diverged == 1
+
+
+def test_equal_values_over_numbers_and_words_are_ranked(tmp_path: Path) -> None:
+    """As where both a number and "adaptive" diverge."""
+    grids = {"lr": [0.1], "c": [1.0, "adaptive"]}
+    for number, value in enumerate((None, 0.5)):
+        bench = Bench(tmp_path, lambda settings, value=value: value)
+        folder = tmp_path / str(number)
+        (summary,) = sweep("mnist-autoencoder", ["enorm"], folder, bench, seeds=1, grids=grids)
+        assert [found for _, found in summary.search] == [value] * 2
+        assert (summary.chosen is None) == (value is None)
 
 
 def test_an_error_ends_the_sweep_and_the_trial_is_tried_again(tmp_path: Path) -> None:

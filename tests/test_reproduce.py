@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from tiny_data import write_mnist
 from torch import nn
 
 from equinorm import plot
 from equinorm.cli import run as command_line
 from equinorm.errors import ArgumentError, EquinormError
+from equinorm.experiments.data import Data
+from equinorm.experiments.data.partition import Whole, divide
+from equinorm.experiments.folder import Busy
 from equinorm.experiments.recipes import RECIPES, settings
 from equinorm.experiments.reproduce import (
     catalogue,
@@ -278,8 +285,28 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     return "fig-mnist"
 
 
+@pytest.fixture
+def taken_for_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digits pass for the published data."""
+
+    def divided(whole: Whole, **rest: Any) -> Data:
+        return replace(divide(whole, **rest), published=True)
+
+    monkeypatch.setattr(sys.modules["equinorm.experiments.data.load"], "divide", divided)
+
+
+def test_other_data_are_not_compared_with_the_papers_numbers(tiny: str, tmp_path: Path) -> None:
+    outcome = reproduce(tiny, "quick", output=tmp_path, quiet=True)
+    assert outcome.table.columns == ("Method", "Ours: mean ± s.e. (n)", "Settings chosen")
+    assert "paper" not in outcome.found and outcome.extent == "stand-in"
+    assert "other data than the paper's" in outcome.shortened[0]
+    assert "digits" in outcome.notes[0], "the stand-in is announced first"
+
+
+@pytest.mark.usefixtures("taken_for_mnist")
 def test_reproduce_from_nothing_to_files(tiny: str, tmp_path: Path) -> None:
     outcome = reproduce(tiny, "quick", output=tmp_path, quiet=True)
+    assert outcome.extent == "quick"
     folder = tmp_path / tiny
     assert results.read(folder) == outcome
     labels, paper_numbers, ours, difference, chosen = zip(*outcome.table.rows, strict=True)
@@ -323,12 +350,65 @@ def test_finished_runs_are_not_repeated(tiny: str, tmp_path: Path, monkeypatch: 
     assert {path.name for path in (tmp_path / "table-mnist" / "runs").iterdir()} == set(first.runs)
 
 
+def test_other_data_are_trained_anew(tmp_path: Path) -> None:
+    """The same settings in the same folder, on MNIST files with other pixels."""
+    request = Request("quick", tmp_path, tmp_path / "x", data_dir=tmp_path / "data", quiet=True)
+    wanted = replace(settings("mnist-autoencoder", "bn"), epochs=1, batch_size=16)
+    (tmp_path / "x" / "runs").mkdir(parents=True)
+    found = []
+    for seed in (0, 1, 0):
+        write_mnist(tmp_path / "data", seed=seed)
+        found.append(Runs(request, "mnist").run(wanted))
+    assert found[0] == found[2]
+    assert found[0].fingerprint != found[1].fingerprint and found[0].final != found[1].final
+
+
+def test_results_name_the_commits_of_their_runs(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of earlier calls do not become those of today's code."""
+    monkeypatch.setattr("equinorm.experiments.provenance.commit", lambda: "earlier")
+    assert reproduce(tiny, "quick", output=tmp_path, quiet=True).environment["commit"] == "earlier"
+    monkeypatch.setattr("equinorm.experiments.provenance.commit", lambda: "today")
+    assert reproduce(tiny, "quick", output=tmp_path, quiet=True).environment["commit"] == "earlier"
+    some = next((tmp_path / tiny / "runs").glob("*-seed1-*"))
+    some.unlink()
+    shutil.rmtree(tmp_path / ".work" / some.stem)
+    assert reproduce(tiny, "quick", output=tmp_path, quiet=True).environment["commit"] == "earlier and today"
+
+
+def test_a_quick_look_does_not_replace_a_papers_result(tiny: str, tmp_path: Path) -> None:
+    outcome = reproduce(tiny, "quick", output=tmp_path, quiet=True)
+    results.write(replace(outcome, preset="paper"), tmp_path / tiny)
+    with pytest.raises(ArgumentError, match="holds a result of --preset paper"):
+        reproduce(tiny, "quick", output=tmp_path, quiet=True)
+
+
+def test_a_case_that_another_worker_trains_comes_last(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, order, busy = trained.choose, [], [True, True, True, True]
+
+    def chosen(protocol: Protocol, case: Case, *rest: Any) -> Any:
+        if case.label == "BN" and busy.pop():
+            raise Busy("somebody is here")
+        order.append(case.label)
+        return real(protocol, case, *rest)
+
+    busy.insert(0, False)
+    monkeypatch.setattr(trained, "choose", chosen)
+    monkeypatch.setattr(trained, "WAIT", 0.0)
+    outcome = reproduce(tiny, "quick", output=tmp_path, quiet=True)
+    assert order == ["lost", "ENorm + BN", "BN"]
+    assert [row[0] for row in outcome.table.rows] == ["BN", "lost", "ENorm + BN"]
+
+
 def test_a_later_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     request = Request("quick", tmp_path, tmp_path / "x", quiet=True)
     done = SimpleNamespace(write=lambda path: pytest.fail("rank 1 wrote"))
     monkeypatch.setattr("equinorm.experiments.reproduce.runs.train", lambda *a, **k: done)
-    assert Runs(request).run(settings("mnist-autoencoder", "bn")) is done
+    assert Runs(request, "mnist").run(settings("mnist-autoencoder", "bn")) is done
     assert list(tmp_path.iterdir()) == []
 
 
@@ -348,6 +428,7 @@ def test_bad_requests_are_one_line(
     assert last.startswith("equinorm: ")
     for word in words:
         assert word in last
+    assert list(tmp_path.iterdir()) == [], "nothing is left of what was refused"
     assert not list(tmp_path.rglob("result.json"))
 
 

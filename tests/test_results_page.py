@@ -39,12 +39,13 @@ def outcome(
         runs=("a.json", "b.json"),
         seconds=150.0,
         environment={"date": "2026-01-02", "machine": text, "commit": text},
+        published=True,
     )
 
 
 def written(folder: Path, *outcomes: Outcome) -> Path:
     for one in outcomes:
-        results.prepare(folder / one.name)
+        results.prepare(folder / one.name, one.preset)
         results.write(one, folder / one.name)
         (folder / one.name / "curves.svg").write_text(SVG)
     return folder
@@ -114,6 +115,8 @@ def test_what_is_shortened_is_marked(tmp_path: Path) -> None:
     whole = outcome(shortened=())
     source = page.page([whole], written(tmp_path, whole))
     assert "What quick shortened" not in source and 'class="badge complete"' in source
+    source = page.page([replace(outcome(), published=False)], tmp_path)
+    assert 'class="badge stand-in"' in source
     source = page.page([outcome()], tmp_path)
     assert "What quick shortened" in source and 'class="badge quick"' in source and "epochs: 1" in source
 

@@ -32,9 +32,9 @@ def write(path: Path, content: bytes, gz: bool = False) -> Path:
     return path
 
 
-def write_mnist(folder: Path, train: int = 20, test: int = 10, gz: bool = False) -> None:
+def write_mnist(folder: Path, train: int = 20, test: int = 10, gz: bool = False, seed: int = 0) -> None:
     for prefix, count in (("train", train), ("t10k", test)):
-        pixels, labels = random_images(count, 28, 28)
+        pixels, labels = random_images(count, 28, 28, seed=seed)
         write(folder / f"{prefix}-images-idx3-ubyte", idx(pixels), gz)
         write(folder / f"{prefix}-labels-idx1-ubyte", idx(labels), gz)
 

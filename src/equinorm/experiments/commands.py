@@ -72,9 +72,12 @@ def sweep(
     """
     from functools import partial
 
+    from equinorm.experiments import data
     from equinorm.experiments import sweep as sweeping
+    from equinorm.experiments.recipes import RECIPES, known
     from equinorm.experiments.train import train as run
 
+    known("recipe", recipe, RECIPES)
     chosen = options.parsed(overrides)
     grids = {name: values for name, values in chosen.items() if isinstance(values, list)}
     fixed = {name: value for name, value in chosen.items() if name not in grids}
@@ -88,7 +91,7 @@ def sweep(
         seeds=seeds,
         overrides=fixed,
         grids=grids,
-        data="" if data_dir is None else "given",
+        data=data.fingerprint(RECIPES[recipe].dataset, data_dir, download),
         heartbeat=heartbeat,
         say=lambda text: print(text, file=sys.stderr),
     )

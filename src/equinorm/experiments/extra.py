@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+import torch
+
 from equinorm.errors import EquinormError
 
 
@@ -16,4 +18,7 @@ def require(module: str) -> ModuleType:
         raise EquinormError(f'{module}: {error}; pip install "equinorm[experiments]" brings it') from None
     except RuntimeError as error:  # torchvision, when it was built for another torch
         reason = str(error).splitlines()[0]
-        raise EquinormError(f"{module} does not import beside the installed torch: {reason}") from None
+        raise EquinormError(
+            f"{module} does not import beside torch {torch.__version__}: {reason}. Install the build of torchvision "
+            "that was made for it: from where torch came from, as `pip install torch torchvision` does for both"
+        ) from None

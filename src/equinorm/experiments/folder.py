@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import equinorm
 from equinorm.checkpoint import write_atomically
 from equinorm.errors import ArgumentError, EquinormError
 from equinorm.experiments import provenance
@@ -44,7 +45,12 @@ class Folder:
 
     def __init__(self, path: Path, settings: Settings, data: dict[str, Any], processes: int) -> None:
         self.path = path
-        self._identity = {**asdict(settings), **data, "processes": processes}
+        self._identity = {
+            **asdict(settings),
+            **data,
+            "processes": processes,
+            "equinorm": equinorm.__version__,
+        }
         self._metrics, self._checkpoint = path / "metrics.jsonl", path / "checkpoint.pt"
 
     def result(self) -> Result | None:
@@ -97,8 +103,17 @@ class Folder:
         found = state.get("format") if isinstance(state, dict) else None
         if not isinstance(state, dict) or found != FORMAT:
             raise self._unreadable(f"of format {found}, not {FORMAT}: another version of equinorm wrote it")
-        self._check(self._checkpoint, state["run"])
+        self._check(self._checkpoint, state.get("run", {}))
         return state
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Say so if what the checkpoint holds is not what a training wants to go on from."""
+        try:
+            yield
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, ArgumentError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise self._unreadable(f"not of this training ({type(error).__name__}: {reason})") from error
 
     def save(self, state: dict[str, Any], row: Row) -> None:
         """Write the checkpoint after an epoch, and add the epoch's metrics."""

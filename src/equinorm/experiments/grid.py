@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,9 @@ class Grid:
             if trial.state == self._optuna.trial.TrialState.COMPLETE:
                 found.setdefault(self._point_of(trial), (trial.params, trial.value))
         sign = -1 if self._worst < 0 else 1
-        ranked = sorted(found.values(), key=lambda pair: (sign * pair[1], sorted(pair[0].items())))
+        ranked = sorted(
+            found.values(), key=lambda pair: (sign * pair[1], json.dumps(pair[0], sort_keys=True))
+        )
         return [(point, value if math.isfinite(value) else None) for point, value in ranked]
 
     def finished(self) -> bool:

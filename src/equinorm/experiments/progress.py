@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,13 +102,15 @@ def shown(settings: Settings, note: str, steps: int, done: int, quiet: bool) -> 
 
 
 class Board:
-    """The epochs' metrics in TensorBoard's files; an epoch that is done again replaces what was there."""
+    """The epochs' metrics in TensorBoard's files, written anew from the history when a run goes on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, history: Sequence[Row]) -> None:
         require("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(folder), purge_step=0)  # forget what earlier files say
+        for row in history:
+            self.epoch(row)
 
     def epoch(self, row: Row) -> None:
         """Write an epoch's metrics."""

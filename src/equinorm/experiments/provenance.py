@@ -17,12 +17,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The git commit of the package, "-dirty" if files were changed since; None if it is not in a repository."""
+    """The git commit of the package, "-dirty" if its files were changed since; None if it is not in a repository."""
     package = Path(equinorm.__file__)
     try:
         # An installed package may lie inside of somebody else's repository, which does not track it.
         _git(package.parent, "ls-files", "--error-unmatch", package.name)
-        return _git(package.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        changed = _git(package.parent, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        return _git(package.parent, "rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

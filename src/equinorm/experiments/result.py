@@ -34,6 +34,7 @@ class Result:
         versions, commit, device, processes: what it was computed with.
         seconds: of all epochs together.
         note: what the data really were.
+        fingerprint, published: tell these data from any others, and whether they are the published ones.
     """
 
     settings: Settings
@@ -49,6 +50,8 @@ class Result:
     processes: int
     seconds: float
     note: str
+    fingerprint: str
+    published: bool
 
     def write(self, path: Path) -> None:
         """As JSON, all or nothing."""

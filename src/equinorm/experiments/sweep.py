@@ -137,7 +137,7 @@ class Plan:
         seeds: of the final runs.
         overrides: settings of every run.
         grids: values to search instead of the recipe's and the method's.
-        data: whether the real data set or its stand-in is used.
+        data: the data set's fingerprint.
     """
 
     recipe: str

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from equinorm.errors import EquinormError
 from equinorm.experiments import data as datasets
 from equinorm.experiments import provenance
 from equinorm.experiments.data import Augmentation, Data
@@ -58,12 +59,17 @@ def train(
 def _run(trainer: Trainer, files: Folder, tensorboard: bool, quiet: bool) -> Result:
     settings, world = trainer.settings, trainer.world
     first = world.rank == 0
-    board = Board(files.path) if tensorboard and first else None
     state = files.checkpoint()
     if state is not None:
-        trainer.load_state_dict(state)
+        with files.understood():
+            trainer.load_state_dict(state)
+    if not world.agrees(trainer.epoch):
+        raise EquinormError(
+            f"{files.path}: the processes do not see the same checkpoint there; all need one common folder"
+        )
     if first:
         files.start(trainer.history)
+    board = Board(files.path, trainer.history) if tensorboard and first else None
     diverged_at = None
     with (
         contextlib.closing(board) if board else contextlib.nullcontext(),
@@ -104,6 +110,8 @@ def _result(trainer: Trainer, diverged_at: dict[str, int] | None) -> Result:
         processes=trainer.world.size,
         seconds=sum(row["seconds"] for row in history),
         note=trainer.data.note,
+        fingerprint=trainer.data.fingerprint,
+        published=trainer.data.published,
     )
 
 
@@ -130,7 +138,12 @@ def _loaded(settings: Settings, world: World, data_dir: Path | None, download: b
 
 def _identity(data: Data) -> dict[str, Any]:
     """What tells a run's data from others', wherever they lie."""
-    return {"data": data.note, "shape": list(data.shape), "classes": data.classes}
+    return {
+        "data": data.note,
+        "data's fingerprint": data.fingerprint,
+        "shape": list(data.shape),
+        "classes": data.classes,
+    }
 
 
 @contextlib.contextmanager

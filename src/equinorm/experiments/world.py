@@ -29,6 +29,13 @@ class World:
             dist.all_reduce(total)
         return total
 
+    def agrees(self, number: int) -> bool:
+        """Whether it is the same in all processes."""
+        found = torch.tensor([number, -number], dtype=torch.int64, device=self.device)
+        if self.size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found[0]) == -int(found[1])
+
     def share_buffers(self, model: nn.Module) -> None:
         """Give every process the first one's buffers: a batch norm's statistics are those of its own examples."""
         if self.size > 1:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from equinorm.errors import ArgumentError, EquinormError
 from equinorm.experiments.data import order
+from equinorm.experiments.data.digest import of_files
 from equinorm.experiments.data.interface import Augmentation
 from equinorm.experiments.data.memory import Normalize
 from equinorm.experiments.data.partition import Whole
@@ -158,12 +159,16 @@ def read(
     def split(folder: Any) -> FolderSplit:
         return FolderSplit(folder.samples, folder.loader, augmentation, torch.device(device), workers)
 
-    return Whole(title, COMPLETE, split(train), split(test), len(train.classes))
+    assert data_dir is not None  # _folder has seen it
+    digest = of_files(data_dir, [path for path, _ in (*train.samples, *test.samples)])
+    return Whole(title, COMPLETE, split(train), split(test), len(train.classes), digest)
 
 
 def _folder(data_dir: Path | None, part: str) -> Any:
     if data_dir is None:
-        raise ArgumentError("imagenet: give the folder that holds train/ and val/ (--data-dir)")
+        raise ArgumentError(
+            "--data-dir: give ImageNet as a folder that holds train/ and val/; nothing stands in for it"
+        )
     folder = data_dir / part
     if not folder.is_dir():
         raise ArgumentError(

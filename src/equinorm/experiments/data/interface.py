@@ -48,9 +48,15 @@ class Split(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set; ``note`` says what it really is, to be shown and recorded, and tells its runs from others."""
+    """A data set; ``note`` says what it really is, to be shown and recorded.
+
+    ``fingerprint`` tells it from any other, and ``published`` whether it is the whole that was published under its
+    name, before some of it was held out or left aside.
+    """
 
     note: str
+    fingerprint: str
+    published: bool
     train: Split
     validation: Split | None
     test: Split

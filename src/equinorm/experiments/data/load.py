@@ -10,6 +10,7 @@ import torch
 
 from equinorm.errors import ArgumentError
 from equinorm.experiments.data import cifar10, digits, imagenet, mnist
+from equinorm.experiments.data.digest import of_images
 from equinorm.experiments.data.interface import PLAIN, Augmentation, Data
 from equinorm.experiments.data.memory import Images, MemorySplit, Normalize
 from equinorm.experiments.data.partition import Whole, divide
@@ -60,6 +61,23 @@ def load(
         workers: processes that decode images (ImageNet).
         seed: of the choices by ``validation`` and ``limit``.
     """
+    whole = _whole(dataset, data_dir, augmentation, device, download, workers)
+    return divide(whole, validation=validation, limit=limit, seed=seed)
+
+
+def fingerprint(dataset: str, data_dir: Path | None, download: bool = False) -> str:
+    """Of the data that ``load`` would load; what is missing or damaged is said as there."""
+    return _whole(dataset, data_dir, PLAIN, "cpu", download, workers=0).fingerprint
+
+
+def _whole(
+    dataset: str,
+    data_dir: Path | None,
+    augmentation: Augmentation,
+    device: torch.device | str,
+    download: bool,
+    workers: int,
+) -> Whole:
     if dataset not in DATASETS:
         raise ArgumentError(f"dataset={dataset!r} is unknown: use {', '.join(DATASETS)}")
     if download and data_dir is None:
@@ -67,14 +85,13 @@ def load(
     if dataset == "imagenet":
         if download:
             raise ArgumentError("download: ImageNet cannot be fetched without an account at image-net.org")
-        whole = imagenet.read(data_dir, augmentation, device, workers)
-    else:
-        train, test, title = _images(SOURCES[dataset], data_dir, download)
-        train, test = train.to(device), test.to(device)
-        normalize = Normalize.of(train)
-        training, testing = (MemorySplit(images, normalize, augmentation) for images in (train, test))
-        whole = Whole(title, SOURCES[dataset].complete, training, testing, CLASSES)
-    return divide(whole, validation=validation, limit=limit, seed=seed)
+        return imagenet.read(data_dir, augmentation, device, workers)
+    train, test, title = _images(SOURCES[dataset], data_dir, download)
+    digest = of_images(train, test)
+    train, test = train.to(device), test.to(device)
+    normalize = Normalize.of(train)
+    training, testing = (MemorySplit(images, normalize, augmentation) for images in (train, test))
+    return Whole(title, SOURCES[dataset].complete, training, testing, CLASSES, digest)
 
 
 def _images(source: Source, data_dir: Path | None, download: bool) -> tuple[Images, Images, str]:

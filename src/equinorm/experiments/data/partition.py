@@ -33,6 +33,7 @@ class Whole:
     train: Selectable
     test: Selectable
     classes: int
+    fingerprint: str
 
 
 def divide(whole: Whole, *, validation: int, limit: int | None, seed: int) -> Data:
@@ -54,6 +55,8 @@ def divide(whole: Whole, *, validation: int, limit: int | None, seed: int) -> Da
     held_out = f", {held_kept} validation" if held_kept else ""
     return Data(
         note=f"{whole.title}: {kept} training{held_out} and {test_kept} test images",
+        fingerprint=whole.fingerprint,
+        published=train.size == whole.complete,
         train=train.select(shuffled[held : held + kept].sort().values),
         validation=train.select(shuffled[:held_kept].sort().values) if held_kept else None,
         test=test.select(_shuffled(test.size, "test", seed)[:test_kept].sort().values),

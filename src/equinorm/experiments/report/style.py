@@ -20,7 +20,7 @@ header + main > section:first-child { margin-top: 1.4rem; }
 .source { color: var(--soft); font-size: .92rem; }
 .badge { font-size: .8rem; font-weight: 600; padding: .08rem .5rem; border-radius: 1rem; white-space: nowrap;
   border: 1px solid var(--line); color: var(--soft); vertical-align: .1em; }
-.badge.quick { color: var(--amber); background: var(--amber-card); border-color: transparent; }
+.badge.quick, .badge.stand-in { color: var(--amber); background: var(--amber-card); border-color: transparent; }
 .glance { list-style: none; margin: .6rem 0 0; padding: 0; }
 .glance li { padding: .45rem 0; overflow-wrap: anywhere; }
 .glance span:not(.badge) { color: var(--soft); font-size: .95rem; }

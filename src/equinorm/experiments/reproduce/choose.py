@@ -1,6 +1,7 @@
 """Cross-validation, then the seeds, as one ``sweep`` per case: "we select the learning rate in {…}".
 
-Several workers that are started with the same command share the work, as in ``equinorm sweep``.
+Several workers that are started with the same command share the work, as in ``equinorm sweep``; a seed that another
+worker is training is ``Busy``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from equinorm.experiments.reproduce.runs import Runs
 from equinorm.experiments.result import Result
 from equinorm.experiments.sweep import Plan, sweep
 
+Chosen = tuple[dict[str, Any] | None, list[Result]]
 
-def choose(
-    protocol: Protocol, case: Case, fixed: Mapping[str, Any], seeds: int, runs: Runs
-) -> tuple[dict[str, Any] | None, list[Result]]:
+
+def choose(protocol: Protocol, case: Case, fixed: Mapping[str, Any], seeds: int, runs: Runs) -> Chosen:
     """The settings that are best on held-out examples, and the runs of all seeds with them.
 
     ``fixed`` settings are not searched. Where every candidate diverges there are neither settings nor runs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,14 +13,18 @@ import torch
 from equinorm.experiments import provenance
 
 
-def environment() -> dict[str, str]:
-    """What a reader needs to judge and repeat a run."""
+def environment(made_with: Sequence[Mapping[str, str]] = ()) -> dict[str, str]:
+    """What a reader needs to judge and repeat a result.
+
+    ``made_with``: the versions and commit of every run; runs of earlier calls may have others than are here now.
+    """
+    now = {**provenance.versions(), "commit": provenance.commit() or "none"}
+    used = made_with or (now,)
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "machine": machine(),
         "system": platform.platform(terse=True),
-        **provenance.versions(),
-        "commit": provenance.commit() or "none",
+        **{name: " and ".join(sorted({each[name] for each in used})) for name in now},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,8 @@ class Findings:
     seconds: float
     shortened: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    published: bool = True  # whether the data, if there are any, are the published ones
+    made_with: tuple[Mapping[str, str], ...] = ()  # versions and commit of every run
 
 
 @dataclass(frozen=True)

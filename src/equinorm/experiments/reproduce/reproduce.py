@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from equinorm.errors import ArgumentError
+from equinorm.experiments.data import fingerprint
 from equinorm.experiments.reproduce import results
 from equinorm.experiments.reproduce.catalogue import EXPERIMENTS, named
 from equinorm.experiments.reproduce.environment import environment
@@ -36,7 +39,11 @@ def reproduce(
     """
     experiment = named(name)
     request = Request(preset, output, output / name, data_dir, download, quiet, say)
-    results.prepare(request.folder)
+    if download and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ArgumentError("--download: not under torchrun; let one process download first")
+    if experiment.needs != "nothing":
+        fingerprint(experiment.needs, data_dir, download)  # what is missing is said before a folder is made
+    results.prepare(request.folder, preset)
     found = experiment.find(request)
     outcome = Outcome(
         name=name,
@@ -52,7 +59,8 @@ def reproduce(
         figures=found.figures,
         runs=found.runs,
         seconds=found.seconds,
-        environment=environment(),
+        environment=environment(found.made_with),
+        published=found.published,
     )
     results.write(outcome, request.folder)
     return outcome

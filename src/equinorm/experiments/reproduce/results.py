@@ -69,11 +69,12 @@ class Outcome:
     runs: tuple[str, ...]  # files in runs/
     seconds: float  # all its runs together, those of earlier calls included
     environment: Mapping[str, str]
+    published: bool  # whether the data are those that the paper used
 
     @property
     def extent(self) -> str:
-        """``quick`` if something was shortened, else ``complete``: what needs no training is never shortened."""
-        return "quick" if self.shortened else "complete"
+        """``stand-in`` if the data are not the paper's, ``quick`` if something was shortened, else ``complete``."""
+        return "stand-in" if not self.published else "quick" if self.shortened else "complete"
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.seconds):
@@ -112,8 +113,12 @@ def read_all(results: Path, order: Sequence[str]) -> list[Outcome]:
     return found
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder of an experiment, before the work whose results go there."""
+def prepare(folder: Path, preset: str) -> None:
+    """Make the folder of an experiment, before the work whose results go there; a paper's result stays."""
+    if preset == "quick" and (folder / RESULT).is_file() and read(folder).preset == "paper":
+        raise ArgumentError(
+            f"{folder}: holds a result of --preset paper; give another --output to look quickly"
+        )
     try:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict
 
 from equinorm.errors import EquinormError
+from equinorm.experiments.data import fingerprint
 from equinorm.experiments.recipes import Settings
 from equinorm.experiments.reproduce.experiment import Request
 from equinorm.experiments.reproduce.results import RUNS, write_text
@@ -22,10 +23,10 @@ from equinorm.experiments.train import train
 class Runs:
     """Trains what is not yet trained, for one request. Under torchrun every process has one; the first writes."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, dataset: str) -> None:
         self.request = request
         self.work = request.results / ".work"
-        self.data = "stand-in" if request.data_dir is None else "real"
+        self.data = fingerprint(dataset, request.data_dir)
         self._results: dict[str, Result] = {}
         self._writes = os.environ.get("RANK", "0") == "0"
         if self._writes:
@@ -74,7 +75,7 @@ class Runs:
 
 
 def run_key(settings: Settings, data: str) -> str:
-    """A name that differs whenever settings differ, or real data from their stand-in."""
+    """A name that differs whenever settings or data do."""
     content = json.dumps({**asdict(settings), "data": data}, sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     return f"{settings.recipe}-{settings.method}-seed{settings.seed}-{digest}".replace("+", "-")
