@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import equinorm
 from equinorm.bench.resident import total_memory
 from equinorm.bench.timing import seconds_of
 
+READ, SCALE = "read", "scale in place"  # plain passes
 BUFFER = 1 << 26  # float32 entries, 256 MB: larger than any cache
 
 
@@ -100,17 +102,16 @@ class Bandwidth:
         """By name: a call that returns its seconds, and the bytes that it moves."""
         entries = self._source.numel()
         kinds: dict[str, tuple[Callable[[], object], int]] = {
-            "read": (lambda: torch.linalg.vector_norm(self._source), 4 * entries),
+            READ: (lambda: torch.linalg.vector_norm(self._source), 4 * entries),
             "copy": (lambda: self._target.copy_(self._source), 8 * entries),
-            "scale in place": (lambda: self._target.mul_(1.0), 8 * entries),
+            SCALE: (lambda: self._target.mul_(1.0), 8 * entries),
         }
-        return {name: (self.cold(call), size) for name, (call, size) in kinds.items()}
+        return {name: (partial(self._cold, call), size) for name, (call, size) in kinds.items()}
 
-    def cold(self, call: Callable[[], object]) -> Callable[[], float]:
-        """The call's seconds when it finds nothing of its own in the caches, as a backward pass leaves them."""
+    def clear_caches(self) -> None:
+        """Leave nothing of what comes next in the caches, as a backward pass of many activations does."""
+        torch.linalg.vector_norm(self._source)
 
-        def seconds() -> float:
-            torch.linalg.vector_norm(self._source)
-            return seconds_of(call, self._device)
-
-        return seconds
+    def _cold(self, call: Callable[[], object]) -> float:
+        self.clear_caches()
+        return seconds_of(call, self._device)

@@ -7,6 +7,7 @@ before every call then are those of its tensors alone, and no two plans share co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,31 +16,32 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from equinorm.training.matrix import Entries
 
-Find = Callable[[Sequence[Entries]], tuple[Tensor, Tensor]]
+Find = Callable[[], tuple[Tensor, Tensor]]  # of tensors that it is bound to
+Scale = Callable[[Tensor], None]
 Work = Sequence[tuple[int, int, Entries]]  # matrix, exponent, and what to scale by it
-Scale = Callable[[Tensor, Work], None]
 
 
-def compiled_find(find: Find) -> Find:
-    """``find``, traced at its first call."""
+def bind_compiled_find(
+    find: Callable[[Sequence[Entries]], tuple[Tensor, Tensor]],
+) -> Callable[[Sequence[Entries]], Find]:
+    """``find``, traced when it is first bound to tensors."""
     graphs: dict[tuple[torch.dtype, ...], Any] = {}
 
-    def run(entries: Sequence[Entries]) -> tuple[Tensor, Tensor]:
+    def bind(entries: Sequence[Entries]) -> Find:
         wholes = [each.whole for each in entries]
         key = tuple(whole.dtype for whole in wholes)
         if key not in graphs:
             graphs[key] = _compiled(lambda given: find([Entries(whole) for whole in given]), wholes)
-        found: tuple[Tensor, Tensor] = graphs[key](wholes)
-        return found
+        return partial(graphs[key], wholes)
 
-    return run
+    return bind
 
 
-def compiled_scale(scale: Scale) -> Scale:
-    """``scale``, traced at its first call for each list of work."""
+def bind_compiled_scale(scale: Callable[[Tensor, Work], None], example: Tensor) -> Callable[[Work], Scale]:
+    """``scale``, traced on example log-scales when it is first bound to a list of work."""
     graphs: dict[tuple[tuple[int, int, torch.dtype], ...], Any] = {}
 
-    def run(x: Tensor, work: Work) -> None:
+    def bind(work: Work) -> Scale:
         wholes = [entries.whole for _, _, entries in work]
         key = tuple((number, exponent, entries.whole.dtype) for number, exponent, entries in work)
         if key not in graphs:
@@ -47,10 +49,11 @@ def compiled_scale(scale: Scale) -> Scale:
             def flat(x: Tensor, given: Sequence[Tensor]) -> None:
                 scale(x, [(n, e, Entries(whole)) for (n, e, _), whole in zip(work, given, strict=True)])
 
-            graphs[key] = _compiled(flat, x, wholes)
-        graphs[key](x, wholes)
+            graphs[key] = _compiled(flat, example, wholes)
+        graph = graphs[key]
+        return lambda x: graph(x, wholes)
 
-    return run
+    return bind
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Any:

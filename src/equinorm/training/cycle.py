@@ -33,6 +33,16 @@ class Stepping:
     cycles: int
     limit: float  # on |x|
     powers_of_two: bool
+    unit: float = 0.0  # scales or their inverses are multiples of it; 0: any
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """The nearest log-scales whose factors the weights can take: what is recorded is then what is applied.
+
+        A scale closer to one than its type can tell would be recorded at every step and hardly ever move a weight.
+        """
+        if self.powers_of_two or not self.unit:
+            return x
+        return x.sign() * ((x.abs().exp() / self.unit).round() * self.unit).log()
 
 
 def table_of(x: Tensor, exponent: int, dtype: torch.dtype, exact: bool) -> Tensor:
@@ -85,7 +95,8 @@ class Cycle:
 
     def run(self, entries: Sequence[Entries]) -> tuple[Tensor, Tensor]:
         """The log-scales, and a number that is finite if all sums are."""
-        x, table = self._start()
+        x = self.start()
+        table = self._ones()
         sums: Sums = {}
         seen: list[Tensor] = []
         for visit in self._visits:
@@ -98,7 +109,8 @@ class Cycle:
             d = step.exp()
             table[group.start : group.start + group.size] = d
             table[self._num_free + group.start : self._num_free + group.start + group.size] = d.reciprocal()
-        return x, torch.cat(seen).sum(dtype=torch.float64) if seen else x.sum()
+        checked = torch.cat(seen).sum(dtype=torch.float64) if seen else x.sum()
+        return self._stepping.rounded(x), checked
 
     def norm(self, entries: Sequence[Entries]) -> float:
         """sum of c_k ||W_k||_p^p."""
@@ -117,13 +129,16 @@ class Cycle:
                 worst = max(worst, float(((right - left).abs() / (right + left))[live].max()))
         return worst
 
-    def _start(self) -> tuple[Tensor, Tensor]:
-        x = torch.zeros(self._num_free + 1, dtype=torch.float64, device=self._device)
-        return x, torch.ones(2 * self._num_free + 1, dtype=self._dtype, device=self._device)
+    def start(self) -> Tensor:
+        """Log-scales of zero."""
+        return self._zeros(self._num_free + 1)
+
+    def _ones(self) -> Tensor:
+        return torch.ones(2 * self._num_free + 1, dtype=self._dtype, device=self._device)
 
     def _all_sums(self, entries: Sequence[Entries]) -> Sums:
         both = [(number, over, True) for number in range(len(self._matrices)) for over in (False, True)]
-        return self._passes(both, entries, self._start()[1])
+        return self._passes(both, entries, self._ones())
 
     def _passes(
         self, passes: Sequence[tuple[int, bool, bool]], entries: Sequence[Entries], table: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from equinorm.training.followers import Copy, Followers
 from equinorm.training.layouts import Layouts
 from equinorm.training.ownership import Ownership
 from equinorm.training.precision import DIGITS, Precision
-from equinorm.training.shards import all_finite, locals_of, reducer
+from equinorm.training.seen import Seen
+from equinorm.training.shards import is_sharded, locals_of
 from equinorm.weighting import log_weights
 
 
@@ -87,11 +88,11 @@ class ENorm:
         ]
         self._exact = scales == "pow2"
         self._check_types()
-        self._precision = Precision(self._parameters[name] for name in self._moved)
-        stepping = Stepping(p, cycles, self._precision.bound(max_scale, self._exact), self._exact)
+        precision = Precision(self._parameters[name] for name in self._moved)
+        stepping = Stepping(p, cycles, precision.bound(max_scale, self._exact), self._exact, precision.unit)
         weights = log_weights(c, p, self.symmetries)
         self._engine = chosen_engine(self.symmetries, self._parameters, weights, stepping, solver, compile)
-        self._reduce = reducer(self._parameters.items())
+        self._seen: Seen | None = None
         self._followers = Followers(self._parameters, self._moved)
         self._handle: Any = None
         self._steps = 0
@@ -104,27 +105,39 @@ class ENorm:
         self._steps += 1
         if self._steps % self._every or not self.symmetries.num_free:
             return
-        self._layouts.check()
-        self._ownership.check()
         with self._undisturbed():
+            if self._seen is None or not (self._seen.again() and self._layouts.look_alike()):
+                self._seen = None  # until everything was found in order
+                self._look_up()
             self._normalise()
 
-    def _normalise(self) -> None:
-        weights = locals_of(self._parameters)
+    def _look_up(self) -> None:
+        """Find and check the tensors of a step: those of the last one stand while nothing was replaced."""
+        self._layouts.check()
+        self._ownership.check()
+        self._weights = locals_of(self._parameters)
         states = [(locals_of(tensors), exponent) for tensors, exponent in self._ownership.states(self._moved)]
         followers = [(tensors, 1) for tensors in self._followers.tensors()]
-        x = self._engine.scales(weights)
-        if x is None or not all_finite([weights[name] for name in self._others], self._reduce):
+        self._targets = [(self._weights, 1), *states, *followers]
+        self._beside = [self._weights[name] for name in self._others]
+        if not any(map(is_sharded, self._parameters.values())):  # whose local parts may be replaced
+            self._seen = Seen()
+            self._layouts.look(self._seen)
+            self._ownership.look(self._seen, self._moved)
+            self._followers.look(self._seen)
+
+    def _normalise(self) -> None:
+        x = self._engine.scales(self._weights, self._beside)
+        if x is None:
             if self._nonfinite == "skip":
                 return
             raise EquinormError(
                 "the optimizer has left weights that are not finite, or too large for sums of their powers; they stay "
                 'as it left them. Lower the learning rate, or pass nonfinite="skip" to go on without normalising'
             )
-        x = x if self._exact else self._precision.rounded(x)
         total = self._total + x.to(self._total.device)
         with interrupts_deferred():
-            self._engine.rescale(x, [(weights, 1), *states, *followers], self._biases)
+            self._engine.rescale(x, self._targets, self._biases)
             self._total = total
 
     def attach(self) -> Any:
@@ -200,11 +213,13 @@ class ENorm:
 
         Autocast would round sums of powers, or overflow them, on some devices.
         """
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast(self._total.device.type, enabled=False),
-        ):
+        kind = self._total.device.type
+        with ExitStack() as stack:
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))  # which switches gradients on
+            stack.enter_context(torch.no_grad())
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
             yield
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from equinorm.errors import ArgumentError
 from equinorm.training.analysed import unwrapped
 from equinorm.training.companions import obstacle
+from equinorm.training.seen import Seen
 from equinorm.training.shards import local
 
 Copy = nn.Module | Mapping[str, Tensor]
@@ -45,6 +46,19 @@ class Followers:
             self._check(found)
             self._checked = places
         return [{name: local(tensor) for name, tensor in copy.items()} for copy in found]
+
+    def look(self, seen: Seen) -> None:
+        """Note where the copies keep their tensors."""
+        for source, names in seen.members(self._copies):
+            for name in names:
+                if isinstance(source, nn.Module):
+                    *parents, key = name.split(".")
+                    module = source
+                    for parent in parents:
+                        module = seen.entry(module._modules, parent)
+                    seen.memory([seen.entry(module._parameters, key)])
+                else:
+                    seen.memory([seen.entry(source, name)])
 
     def _look_up(self) -> list[dict[str, Tensor]]:
         return [{name: _tensor(source, name) for name in names} for source, names in self._copies]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from equinorm.errors import EquinormError
+from equinorm.training.seen import Seen
 
 
 class Layouts:
@@ -33,6 +34,17 @@ class Layouts:
         for (module, key, parameter, name), look in zip(self._places, self._looks, strict=True):
             if module._parameters.get(key) is not parameter or _look(parameter) != look:
                 raise self._changed(f"parameter {name} was replaced, reshaped, cast, moved, frozen or thawed")
+
+    def look(self, seen: Seen) -> None:
+        """Note where the layers and parameters are kept."""
+        for module in [module for _, module, _, _ in self._children]:
+            seen.entries(module._modules)
+            seen.entries(module._parameters)
+        seen.memory(parameter for _, _, parameter, _ in self._places)
+
+    def look_alike(self) -> bool:
+        """Whether the parameters themselves look as they did."""
+        return [_look(parameter) for _, _, parameter, _ in self._places] == self._looks
 
     def _changed(self, what: str) -> EquinormError:
         return EquinormError(

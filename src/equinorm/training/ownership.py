@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from equinorm.errors import ArgumentError, EquinormError
 from equinorm.symmetry import Symmetries
 from equinorm.training.companions import obstacle
+from equinorm.training.seen import Seen
 from equinorm.training.state import exponents_of
 
 
@@ -59,6 +60,17 @@ class Ownership:
                         _check_movable(name, state, tensor, parameter)
                         found.setdefault((owner, state, exponent), {})[name] = tensor
         return [(tensors, exponent) for (_, _, exponent), tensors in found.items()]
+
+    def look(self, seen: Seen, names: Sequence[str]) -> None:
+        """Note where the optimizers keep their groups, and the states of these parameters."""
+        for optimizer in self.optimizers:
+            for group in seen.members(seen.attribute(optimizer, "param_groups")):
+                seen.members(seen.entry(group, "params"))
+            states = seen.attribute(optimizer, "state")
+            for name in names:
+                state = seen.entry(states, self._parameters[name])
+                if state is not None:
+                    seen.memory(value for value in seen.entries(state) if isinstance(value, Tensor))
 
     def _owners_now(self) -> dict[str, tuple[int, ...]]:
         owned = [{id(p) for group in o.param_groups for p in group["params"]} for o in self.optimizers]

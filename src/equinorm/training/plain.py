@@ -20,6 +20,7 @@ from equinorm.solve.powers import exponents_by_cycles
 from equinorm.solve.problem import Problem
 from equinorm.symmetry import Symmetries
 from equinorm.training.cycle import LOG2, Stepping
+from equinorm.training.finite import all_finite
 
 
 class Plain:
@@ -35,8 +36,10 @@ class Plain:
             solver,
         )
 
-    def scales(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The log-scales of one step from the weights, or None if some weight is not finite."""
+    def scales(self, tensors: Mapping[str, Tensor], others: Sequence[Tensor] = ()) -> Tensor | None:
+        """The log-scales of one step from the weights, or None if a weight, or something other, is not finite."""
+        if not all_finite(others):
+            return None
         limit = torch.full((self._symmetries.num_free + 1,), self._stepping.limit, dtype=torch.float64)
         try:
             objective = self._objective(tensors)
@@ -45,7 +48,7 @@ class Plain:
         if self._stepping.powers_of_two:
             return LOG2 * exponents_by_cycles(objective, self._stepping.cycles, limit / LOG2).double()
         found: Solution = solve(objective, self._solver, self._stepping.cycles, lower=-limit, upper=limit)
-        return found.log_scales
+        return self._stepping.rounded(found.log_scales)
 
     def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:
         """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients.

@@ -7,16 +7,24 @@ weights and optimizer state. Nothing is written before all scales are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from equinorm.symmetry import Symmetries
-from equinorm.training.compiled import Find, Scale, Work, compiled_find, compiled_scale
+from equinorm.training.compiled import Find, Scale, Work, bind_compiled_find, bind_compiled_scale
 from equinorm.training.cycle import Cycle, Reduce, Stepping, table_of
+from equinorm.training.finite import sum_of_norms
 from equinorm.training.kernels import Chunked, Fused, Kernels
 from equinorm.training.matrix import Entries, Held, Matrix, Shape, shape_of
+
+Weights = Mapping[str, Tensor]
+Targets = Sequence[tuple[Mapping[str, Tensor], int]]
+Found = tuple[Find, list[Tensor]]
+BindFind = Callable[[Sequence[Entries]], Find]
+BindScale = Callable[[Work], Scale]
 
 
 def shapes_of(symmetries: Symmetries, parameters: Mapping[str, Tensor]) -> list[Shape] | None:
@@ -78,47 +86,65 @@ class Plan:
         self._sizes = [each.numel() for each in places]
         for matrix, own in zip(self.matrices, self._split(self._places), strict=True):
             matrix.line_places, matrix.column_places = own  # views of one memory
-        self._views = _Views()
-        self._find: Find = self._cycle.run
-        self._scale: Scale = self._scale_all
-        if compiled:
-            self._find, self._scale = compiled_find(self._find), compiled_scale(self._scale)
+        self._bind_find: BindFind = bind_compiled_find(self._cycle.run) if compiled else self._bound_find
+        self._bind_scale: BindScale = (
+            bind_compiled_scale(self._scale_all, self._cycle.start()) if compiled else self._bound_scale
+        )
+        self._finding: tuple[Weights, Found] | None = None
+        self._scaling: tuple[Targets, Scale] | None = None
 
-    def scales(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The log-scales of one step from the weights, or None if some weight is not finite."""
-        x, checked = self._find(self._entries(tensors))
-        vectors = [self._views.of(m, tensors).whole for m in self.matrices[self._counted :]]
-        norms = torch._foreach_norm([vector for vector in vectors if vector.numel()] or [checked])
-        finite = math.isfinite(float(checked + torch.stack(norms).sum()))
+    def scales(self, tensors: Weights, others: Sequence[Tensor] = ()) -> Tensor | None:
+        """The log-scales of one step from the weights, or None if a weight, or something other, is not finite.
+
+        The same mapping as the last time must hold the same tensors.
+        """
+        if self._finding is None or self._finding[0] is not tensors:
+            vectors = [m.entries(tensors[m.layout.name]).whole for m in self.matrices[self._counted :]]
+            self._finding = tensors, (self._bind_find(self._entries(tensors)), vectors)
+        find, vectors = self._finding[1]
+        x, checked = find()
+        rest = sum_of_norms([*vectors, *others])
+        finite = math.isfinite(float(checked if rest is None else checked + rest))
         if self._reduce is not None:
             bad = torch.tensor([float(not finite)], dtype=x.dtype, device=x.device)
             self._reduce(bad)
             finite = not bool(bad)
         return x if finite else None
 
-    def rescale(self, x: Tensor, targets: Sequence[tuple[Mapping[str, Tensor], int]], biases: bool) -> None:
-        """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients."""
-        movable = self.matrices if biases else self.matrices[: self._counted]
-        work = [
-            (number, exponent, self._views.of(matrix, tensors, slot))
-            for number, matrix in enumerate(movable)
-            if matrix.is_free
-            for slot, (tensors, exponent) in enumerate(targets)
-            if matrix.layout.name in tensors
-        ]
-        self._scale(x, work)
+    def rescale(self, x: Tensor, targets: Targets, biases: bool) -> None:
+        """Multiply tensors laid out like the parameters by the scales to an exponent: 1 weights, -1 gradients.
+
+        The same targets as the last time must be the same tensors.
+        """
+        if self._scaling is None or self._scaling[0] is not targets:
+            movable = self.matrices if biases else self.matrices[: self._counted]
+            work = [
+                (number, exponent, matrix.entries(tensors[matrix.layout.name]))
+                for number, matrix in enumerate(movable)
+                if matrix.is_free
+                for tensors, exponent in targets
+                if matrix.layout.name in tensors
+            ]
+            self._scaling = targets, self._bind_scale(work)
+        self._scaling[1](x)
         self._kernels.release()
 
-    def norm(self, tensors: Mapping[str, Tensor]) -> float:
+    def norm(self, tensors: Weights) -> float:
         """sum of c_k ||W_k||_p^p of the weights as they are."""
         return self._cycle.norm(self._entries(tensors))
 
-    def residual(self, tensors: Mapping[str, Tensor]) -> float:
+    def residual(self, tensors: Weights) -> float:
         """max |R - L| / (R + L) over the scales with weights on both sides."""
         return self._cycle.residual(self._entries(tensors))
 
-    def _entries(self, tensors: Mapping[str, Tensor]) -> list[Entries]:
-        return [self._views.of(matrix, tensors) for matrix in self.matrices[: self._counted]]
+    def _entries(self, tensors: Weights) -> list[Entries]:
+        return [m.entries(tensors[m.layout.name]) for m in self.matrices[: self._counted]]
+
+    def _bound_find(self, entries: Sequence[Entries]) -> Find:
+        return partial(self._cycle.run, entries)
+
+    def _bound_scale(self, work: Work) -> Scale:
+        return partial(self._scale_all, work=work)
 
     def _scale_all(self, x: Tensor, work: Work) -> None:
         factors = {exponent: self._factors(x, exponent) for exponent in {e for _, e, _ in work}}
@@ -141,22 +167,3 @@ class Plan:
     def _split(self, together: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = torch.split(together, self._sizes)
         return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-class _Views:
-    """The chunks of every tensor, cut once and again only when its memory has moved.
-
-    A slot tells the tensors of one parameter apart: the weight itself, and each that moves with it.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[int, Entries]] = {}
-
-    def of(self, matrix: Matrix, tensors: Mapping[str, Tensor], slot: int = 0) -> Entries:
-        tensor = tensors[matrix.layout.name]
-        known = self._known.get((id(matrix), slot))
-        if known is not None and known[0] == tensor.data_ptr():
-            return known[1]
-        entries = matrix.entries(tensor)
-        self._known[id(matrix), slot] = tensor.data_ptr(), entries
-        return entries

@@ -21,16 +21,9 @@ class Precision:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         dtypes = {tensor.dtype for tensor in tensors} or {torch.float64}
         self._range = min(math.log2(torch.finfo(dtype).max) for dtype in dtypes)
-        self._unit = 2.0 ** -min(DIGITS[dtype] for dtype in dtypes)
+        self.unit = 2.0 ** -min(DIGITS[dtype] for dtype in dtypes)
 
     def bound(self, max_scale: float, powers_of_two: bool) -> float:
         """The bound on |log d| in one step: that of ``max_scale``, or where d to the fourth would leave the range."""
         bits = min(math.log2(max_scale), self._range / 4)
         return LOG2 * (math.floor(bits) if powers_of_two else bits)
-
-    def rounded(self, x: Tensor) -> Tensor:
-        """The nearest log-scales whose factors the weights can take: what is recorded is then what is applied.
-
-        A scale closer to one than its type can tell would be recorded at every step and hardly ever move a weight.
-        """
-        return x.sign() * ((x.abs().exp() / self._unit).round() * self._unit).log()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -61,20 +61,6 @@ def reducer(parameters: Iterable[tuple[str, Tensor]]) -> Reduce | None:
         torch.distributed.all_reduce(vector, group=group)
 
     return reduce
-
-
-def all_finite(tensors: Sequence[Tensor], reduce: Reduce | None) -> bool:
-    """Whether no entry is NaN or infinite, on any process; each passes what it holds of the same tensors."""
-    if not tensors:
-        return True
-    bad = torch.zeros(1, dtype=torch.float64, device=tensors[0].device)
-    held = [tensor for tensor in tensors if tensor.numel()]
-    if held:
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm(held)])
-        bad += (~norms.isfinite()).any()
-    if reduce is not None:
-        reduce(bad)
-    return not bool(bad)
 
 
 def _mesh_dim(name: str, tensor: Any) -> int:

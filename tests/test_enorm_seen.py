@@ -1,0 +1,108 @@
+"""Whatever is replaced between two steps, ENorm moves what is there now."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from enorm_nets import CASES, assert_same, descend, weights_of
+from torch import Tensor, nn
+
+import equinorm
+from equinorm.training.seen import Seen
+
+CASE = CASES["mlp"]
+
+
+class Run:
+    """A training with everything that a step looks up."""
+
+    def __init__(self) -> None:
+        self.net = CASE.net()
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
+        self.average = torch.optim.swa_utils.AveragedModel(self.net)
+        self.copy = {name: tensor.clone() for name, tensor in weights_of(self.net).items()}
+        self.enorm = equinorm.ENorm(self.net, self.optimizer, CASE.data()[0])
+        self.enorm.follow(self.average)
+        self.enorm.follow(self.copy)
+
+    def step(self) -> None:
+        descend(self.net, self.optimizer, CASE.data())
+        self.average.update_parameters(self.net)
+        self.enorm.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that moves."""
+        found = weights_of(self.net) | {f"copy {name}": tensor for name, tensor in self.copy.items()}
+        found |= {f"average {name}": tensor for name, tensor in weights_of(self.average.module).items()}
+        for name, parameter in self.net.named_parameters():
+            state = self.optimizer.state[parameter]
+            found |= {f"{key} {name}": value for key, value in state.items() if isinstance(value, Tensor)}
+        return found
+
+
+def other_memory(run: Run) -> None:
+    run.net[0].weight.data = run.net[0].weight.data.clone()
+
+
+def loaded_state(run: Run) -> None:
+    run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+
+
+def other_moment(run: Run) -> None:
+    state = run.optimizer.state[run.net[0].weight]
+    state["exp_avg"] = state["exp_avg"].clone()
+
+
+def state_in_other_memory(run: Run) -> None:
+    moment = run.optimizer.state[run.net[0].weight]["exp_avg_sq"]
+    moment.data = moment.data.clone()
+
+
+def forgotten_state(run: Run) -> None:
+    run.optimizer.state.pop(run.net[0].weight)
+
+
+def other_copy(run: Run) -> None:
+    run.copy["0.weight"] = run.copy["0.weight"].clone()
+
+
+def other_average(run: Run) -> None:
+    averaged = run.average.module[0]
+    averaged.weight = nn.Parameter(averaged.weight.detach().clone())
+
+
+def one_more_copy(run: Run) -> None:
+    run.enorm.follow(copy.deepcopy(run.net))
+
+
+CHANGES = [
+    other_memory, loaded_state, other_moment, state_in_other_memory, forgotten_state, other_copy, other_average,
+    one_more_copy,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_looking_again_or_not_is_the_same(
+    change: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, looks = [], []
+    look_up = equinorm.ENorm._look_up
+    for trusted in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(equinorm.ENorm, "_look_up", lambda self: (looks.append(1), look_up(self))[1])
+            if not trusted:
+                patch.setattr(Seen, "again", lambda self: False)
+            run, looked = Run(), []
+            for number in range(6):
+                if number == 3:
+                    change(run)
+                looks.clear()
+                run.step()
+                looked.append(len(looks))
+            assert looked == ([1, 0, 0, 1, 0, 0] if trusted else [1] * 6)
+            ends.append({name: tensor.clone() for name, tensor in run.tensors().items()})
+    assert_same(*ends)
+    assert run.enorm.state_dict()["total_log_scales"].any()
