@@ -131,16 +131,15 @@ def _compared(
     as_passes = [
         traffic[0] / read + traffic[1] / scale for read, scale in zip(rates[READ], rates[SCALE], strict=True)
     ]
-    sgd = [s for before, _ in taken.values() for s in before]
-    one = [statistics.median(at) for at in zip(*(before for before, _ in taken.values()), strict=True)]
+    sgd = [statistics.median(at) for at in zip(*(before for before, _ in taken.values()), strict=True)]
     return {
         "traffic_bytes": sum(traffic),
         "bandwidth": {name: estimate(values) for name, values in rates.items()},
         "seconds": {SGD: estimate(sgd), **{name: estimate(own) for name, (_, own) in taken.items()}},
         "to_sgd": {name: estimate(ratios(own, before)) for name, (before, own) in taken.items()},
         "limit_seconds": estimate(limit),
-        "limit_to_sgd": estimate(ratios(limit, one)),
-        "passes_to_sgd": estimate(ratios(as_passes, one)),
+        "limit_to_sgd": estimate(ratios(limit, sgd)),
+        "passes_to_sgd": estimate(ratios(as_passes, sgd)),
         "share_of_limit": {name: estimate(ratios(limit, own)) for name, (_, own) in taken.items()},
     }
 
