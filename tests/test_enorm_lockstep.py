@@ -25,6 +25,7 @@ from equinorm.training.kernels import Chunked, Fused
 from equinorm.training.matrix import Entries, Held, Matrix, Shape, Side
 from equinorm.training.plain import Plain
 from equinorm.training.plan import Plan, shapes_of
+from equinorm.training.scaling import Scaling
 from equinorm.weighting import log_weights
 
 ROWS = [row for row in [*MLPS, *CONVS, *TOKENS, *MEMORY, *DERIVED] if row.free]
@@ -199,10 +200,19 @@ def test_fused_passes_are_the_chunked_ones(batch: int, lines: tuple[int, int], p
         assert_close(
             fused.line_sums(matrix, entries, factors), chunked.line_sums(matrix, entries, factors), 1e-14
         )
-    scaled = [Entries(entries.whole.clone()) for _ in range(2)]
-    for kernels, each in zip((chunked, fused), scaled, strict=True):
-        kernels.scale(matrix, each, own, columns)
-    assert_close(scaled[0].whole, scaled[1].whole, 1e-15)
+    together = torch.cat([own, columns])
+    for dtype, tolerance in ((torch.float64, 1e-15), (torch.bfloat16, 0.0)):
+        scaled = Entries(entries.whole.to(dtype))
+        wanted = scaled.whole * (own.unsqueeze(1) * matrix.by_line(columns))
+        Scaling(
+            [matrix],
+            [(0, 1, scaled)],
+            torch.arange(len(together)),
+            lambda v: [(v[: len(own)], v[len(own) :])],
+            lambda x, exponent: together,
+            torch.float64,
+        )(torch.zeros(49))
+        assert_close(scaled.whole.double(), wanted.to(dtype).double(), tolerance)
 
 
 def bytes_held(root: object, besides: set[int]) -> int:

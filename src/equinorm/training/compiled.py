@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equinorm.training.matrix import Entries
+from equinorm.training.scaling import Work
 
 Find = Callable[[], tuple[Tensor, Tensor]]  # of tensors that it is bound to
 Scale = Callable[[Tensor], None]
-Work = Sequence[tuple[int, int, Entries]]  # matrix, exponent, and what to scale by it
 
 
 def bind_compiled_find(

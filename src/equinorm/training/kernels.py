@@ -1,4 +1,4 @@
-"""The passes over a weight: sums of powers over its lines and columns, and scaling it.
+"""The passes over a weight that find its scales: sums of powers over its lines and columns.
 
 :class:`Chunked` is the reference, in plain torch operators, chunk by chunk through a buffer that fits the caches:
 every entry comes from memory once per pass. :class:`Fused` says the same in one expression per pass, for
@@ -61,15 +61,6 @@ class Chunked:
             torch.linalg.vector_norm(piece, self._p, dim=1, out=out[part])
         return out.pow_(self._p)
 
-    def scale(self, matrix: Matrix, entries: Entries, lines: Tensor, columns: Tensor) -> None:
-        """Multiply by a factor per held line and one per column, twice in place while the chunk is in cache."""
-        for part, piece in entries.chunks:
-            chosen, own = matrix.by_line(columns, part), lines[part].unsqueeze(1)
-            if piece.dtype == lines.dtype:
-                piece.mul_(chosen).mul_(own)
-            else:  # narrow types are rounded once
-                piece.mul_(torch.mul(own, chosen, out=self._room(piece)))
-
     def release(self) -> None:
         """Give the buffer back: between steps nothing is kept."""
         self._scratch = self._none
@@ -126,10 +117,6 @@ class Fused:
     def line_sums(self, matrix: Matrix, entries: Entries, columns: Tensor | None) -> Tensor:
         """As :meth:`Chunked.line_sums`."""
         return self._powers(entries.whole, None if columns is None else matrix.by_line(columns)).sum(1)
-
-    def scale(self, matrix: Matrix, entries: Entries, lines: Tensor, columns: Tensor) -> None:
-        """As :meth:`Chunked.scale`."""
-        entries.whole.mul_(lines.unsqueeze(1) * matrix.by_line(columns))
 
     def release(self) -> None:
         """As :meth:`Chunked.release`: there is no buffer."""

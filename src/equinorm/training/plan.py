@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from equinorm.symmetry import Symmetries
-from equinorm.training.compiled import Find, Scale, Work, bind_compiled_find, bind_compiled_scale
+from equinorm.training.compiled import Find, Scale, bind_compiled_find, bind_compiled_scale
 from equinorm.training.cycle import Cycle, Reduce, Stepping, table_of
 from equinorm.training.finite import sum_of_norms
 from equinorm.training.kernels import Chunked, Fused, Kernels
 from equinorm.training.matrix import Entries, Held, Matrix, Shape, shape_of
+from equinorm.training.scaling import Scaling, Work
 
 Weights = Mapping[str, Tensor]
 Targets = Sequence[tuple[Mapping[str, Tensor], int]]
@@ -88,7 +89,7 @@ class Plan:
             matrix.line_places, matrix.column_places = own  # views of one memory
         self._bind_find: BindFind = bind_compiled_find(self._cycle.run) if compiled else self._bound_find
         self._bind_scale: BindScale = (
-            bind_compiled_scale(self._scale_all, self._cycle.start()) if compiled else self._bound_scale
+            bind_compiled_scale(self._scale_whole, self._cycle.start()) if compiled else self._bound_scale
         )
         self._finding: tuple[Weights, Found] | None = None
         self._scaling: tuple[Targets, Scale] | None = None
@@ -144,25 +145,20 @@ class Plan:
         return partial(self._cycle.run, entries)
 
     def _bound_scale(self, work: Work) -> Scale:
-        return partial(self._scale_all, work=work)
+        return Scaling(self.matrices, work, self._places, self._split, self._table_of, self._dtype)
 
-    def _scale_all(self, x: Tensor, work: Work) -> None:
-        factors = {exponent: self._factors(x, exponent) for exponent in {e for _, e, _ in work}}
-        vectors, by = [], []
+    def _scale_whole(self, x: Tensor, work: Work) -> None:
+        """The scaling pass as one expression per tensor, for the compiler."""
+        factors = {
+            e: self._split(self._kernels.look_up(self._table_of(x, e), self._places))
+            for e in {exponent for _, exponent, _ in work}
+        }
         for number, exponent, entries in work:
             matrix, (lines, columns) = self.matrices[number], factors[exponent][number]
-            if matrix.is_vector:
-                vectors.append(entries.whole[:, 0])
-                by.append(lines)
-            else:
-                self._kernels.scale(matrix, entries, lines, columns)
-        if vectors:
-            torch._foreach_mul_(vectors, by)
+            entries.whole.mul_(lines.unsqueeze(1) * matrix.by_line(columns))
 
-    def _factors(self, x: Tensor, exponent: int) -> list[tuple[Tensor, Tensor]]:
-        """By matrix, the factors of its held lines and of its columns, all looked up together."""
-        table = table_of(x, exponent, self._dtype, self._exact)
-        return self._split(self._kernels.look_up(table, self._places))
+    def _table_of(self, x: Tensor, exponent: int) -> Tensor:
+        return table_of(x, exponent, self._dtype, self._exact)
 
     def _split(self, together: Tensor) -> list[tuple[Tensor, Tensor]]:
         parts = torch.split(together, self._sizes)
