@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ class Named(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def trainer_run(path: Path, epochs: int, resume: str | None = None) -> Any:
+def trainer_run(path: Path, epochs: int, resume: str | None = None, **options: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     from equinorm.integrations.transformers import ENormCallback
@@ -138,12 +139,13 @@ def trainer_run(path: Path, epochs: int, resume: str | None = None) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     arguments = TrainingArguments(
         output_dir=str(path), num_train_epochs=epochs, per_device_train_batch_size=16, use_cpu=True, max_grad_norm=0.0,
-        save_strategy="epoch", report_to=[], disable_tqdm=True, logging_strategy="no",
+        report_to=[], disable_tqdm=True, logging_strategy="no", **{"save_strategy": "epoch", **options},
     )  # fmt: skip
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     trainer = InOrder(
-        model, arguments, train_dataset=Samples(True), callbacks=[callback], optimizers=(optimizer, constant)
-    )
+        model, arguments, train_dataset=Samples(True), eval_dataset=Samples(True), callbacks=[callback],
+        optimizers=(optimizer, constant),
+    )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
     return model, callback
 
@@ -160,6 +162,12 @@ def test_the_hugging_face_trainer_trains_as_by_hand_and_goes_on(tmp_path: Path) 
         callback.enorm.state_dict().values(), reference.enorm.state_dict().values(), strict=True
     ):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def test_a_hugging_face_checkpoint_of_the_best_holds_the_state_of_its_step(tmp_path: Path) -> None:
+    trainer_run(tmp_path, 1, save_strategy="best", eval_strategy="epoch", metric_for_best_model="loss")
+    saved = json.loads((tmp_path / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    assert saved["stateful_callbacks"]["equinorm"]["steps"] == STEPS
 
 
 # Accelerate ----------------------------------------------------------------------------------------------------

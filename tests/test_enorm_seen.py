@@ -11,6 +11,8 @@ from enorm_nets import CASES, assert_same, descend, weights_of
 from torch import Tensor, nn
 
 import equinorm
+from equinorm.errors import EquinormError
+from equinorm.training.ownership import Ownership
 from equinorm.training.seen import Seen
 
 CASE = CASES["mlp"]
@@ -78,9 +80,20 @@ def one_more_copy(run: Run) -> None:
     run.enorm.follow(copy.deepcopy(run.net))
 
 
+def other_mapping(run: Run) -> None:
+    averaged = run.average.module[0]
+    averaged._parameters = {
+        name: nn.Parameter(p.detach().clone()) for name, p in averaged._parameters.items()
+    }
+
+
+def other_average_module(run: Run) -> None:
+    run.average.module = copy.deepcopy(run.average.module)
+
+
 CHANGES = [
-    other_memory, loaded_state, other_moment, state_in_other_memory, forgotten_state, other_copy, other_average,
-    one_more_copy,
+    other_mapping, other_average_module, other_memory, loaded_state, other_moment, state_in_other_memory, forgotten_state,
+    other_copy, other_average, one_more_copy,
 ]  # fmt: skip
 
 
@@ -106,3 +119,55 @@ def test_looking_again_or_not_is_the_same(
             ends.append({name: tensor.clone() for name, tensor in run.tensors().items()})
     assert_same(*ends)
     assert run.enorm.state_dict()["total_log_scales"].any()
+
+
+class Counting(torch.optim.SGD):
+    """Keeps what does not move: a number that changes at every step, and a sparse mask."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        super().step(closure)
+        for parameter, state in self.state.items():
+            state["count"] = state.get("count", 0) + 1
+            state["mask"] = torch.ones(parameter.shape).to_sparse()
+
+
+def test_what_does_not_move_needs_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    equinorm.register_state(Counting, {"momentum_buffer": -1, "count": 0, "mask": 0})
+    net, looks = CASE.net(), []
+    optimizer = Counting(net.parameters(), lr=0.1, momentum=0.9)
+    enorm = equinorm.ENorm(net, optimizer, CASE.data()[0])
+    look_up = equinorm.ENorm._look_up
+    monkeypatch.setattr(equinorm.ENorm, "_look_up", lambda self: (looks.append(1), look_up(self))[1])
+    for _ in range(4):
+        descend(net, optimizer, CASE.data())
+        enorm.step()
+    assert len(looks) == 1
+
+
+def test_a_moment_that_was_transposed_is_refused() -> None:
+    run = Run()
+    run.step()
+    run.step()
+    run.optimizer.state[run.net[0].weight]["exp_avg"].t_()
+    with pytest.raises(EquinormError, match=r"exp_avg.* has shape"):
+        run.enorm.step()
+
+
+def test_a_look_that_was_interrupted_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ownership, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        run.step()
+    other_moment(run)
+    before = run.tensors()
+    moment = before["exp_avg 0.weight"].clone()
+    run.enorm.step()
+    assert not torch.equal(run.optimizer.state[run.net[0].weight]["exp_avg"], moment)
+
+
+def test_a_model_without_free_scales_is_announced() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match="no scale of this model is free"):
+        enorm = equinorm.ENorm(net, torch.optim.SGD(net.parameters()), torch.randn(2, 3))
+    enorm.step()

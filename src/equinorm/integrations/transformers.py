@@ -45,12 +45,21 @@ class ENormCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if control.should_save and self.enorm is not None:
+        if control.should_save:
+            self._store(state)
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._store(state)  # the Trainer decides afterwards whether this was the best
+
+    def _store(self, state: TrainerState) -> None:
+        if self.enorm is not None:
             stored: Any = state.stateful_callbacks
             found = self.enorm.state_dict()
             stored[KEY] = {**found, "total_log_scales": found["total_log_scales"].tolist()}
-
-    on_epoch_end = on_step_end
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from equinorm.training.layouts import Layouts
 from equinorm.training.ownership import Ownership
 from equinorm.training.precision import DIGITS, Precision
 from equinorm.training.seen import Seen
-from equinorm.training.shards import is_sharded, locals_of
+from equinorm.training.shards import locals_of
 from equinorm.weighting import log_weights
 
 
@@ -98,6 +99,11 @@ class ENorm:
         self._steps = 0
         device = next(iter(self._parameters.values())).device
         self._total = torch.zeros(self.symmetries.num_free + 1, dtype=torch.float64, device=device)
+        if not self.symmetries.num_free:
+            warnings.warn(
+                "ENorm has nothing to do: no scale of this model is free. print(enorm.symmetries) says why",
+                stacklevel=2,
+            )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self) -> None:
@@ -106,7 +112,7 @@ class ENorm:
         if self._steps % self._every or not self.symmetries.num_free:
             return
         with self._undisturbed():
-            if self._seen is None or not (self._seen.again() and self._layouts.look_alike()):
+            if self._seen is None or not self._seen.again():
                 self._seen = None  # until everything was found in order
                 self._look_up()
             self._normalise()
@@ -120,11 +126,11 @@ class ENorm:
         followers = [(tensors, 1) for tensors in self._followers.tensors()]
         self._targets = [(self._weights, 1), *states, *followers]
         self._beside = [self._weights[name] for name in self._others]
-        if not any(map(is_sharded, self._parameters.values())):  # whose local parts may be replaced
-            self._seen = Seen()
-            self._layouts.look(self._seen)
-            self._ownership.look(self._seen, self._moved)
-            self._followers.look(self._seen)
+        seen = Seen()
+        self._layouts.look(seen)
+        self._ownership.look(seen, self._moved)
+        self._followers.look(seen)
+        self._seen = seen
 
     def _normalise(self) -> None:
         x = self._engine.scales(self._weights, self._beside)
@@ -171,12 +177,14 @@ class ENorm:
 
         Of sharded parameters all processes must ask for it, as for :meth:`residual`.
         """
+        self._layouts.check()
         with self._undisturbed():
             return self._engine.norm(locals_of(self._parameters))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def residual(self) -> float:
         """max |R - L| / (R + L) over the live free scales: 0 at the balanced point."""
+        self._layouts.check()
         with self._undisturbed():
             return self._engine.residual(locals_of(self._parameters))
 

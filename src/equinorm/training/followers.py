@@ -30,13 +30,12 @@ class Followers:
             raise ArgumentError(
                 f"averaged: expected a module or a mapping of names to tensors, got {type(copy).__name__}"
             )
-        source = unwrapped(copy) if isinstance(copy, nn.Module) else copy
         known = {(name, _place(t)) for found in self._look_up() for name, t in found.items()}
-        mine = {name: _tensor(source, name) for name in self._parameters}
+        mine = _tensors(copy, self._parameters)
         new = {name: tensor for name, tensor in mine.items() if (name, _place(tensor)) not in known}
         if new:
             self._check([*self._look_up(), new])
-            self._copies.append((source, tuple(new)))
+            self._copies.append((copy, tuple(new)))
 
     def tensors(self) -> list[dict[str, Tensor]]:
         """What this process holds of every copy, by name."""
@@ -49,19 +48,20 @@ class Followers:
 
     def look(self, seen: Seen) -> None:
         """Note where the copies keep their tensors."""
-        for source, names in seen.members(self._copies):
+        for copy, names in seen.members(self._copies):
+            source = seen.read(unwrapped, copy) if isinstance(copy, nn.Module) else copy
             for name in names:
                 if isinstance(source, nn.Module):
                     *parents, key = name.split(".")
                     module = source
                     for parent in parents:
-                        module = seen.entry(module._modules, parent)
-                    seen.memory([seen.entry(module._parameters, key)])
+                        module = seen.entry(seen.attribute(module, "_modules"), parent)
+                    seen.memory([seen.entry(seen.attribute(module, "_parameters"), key)])
                 else:
                     seen.memory([seen.entry(source, name)])
 
     def _look_up(self) -> list[dict[str, Tensor]]:
-        return [{name: _tensor(source, name) for name in names} for source, names in self._copies]
+        return [_tensors(copy, names) for copy, names in self._copies]
 
     def _check(self, copies: list[dict[str, Tensor]]) -> None:
         for copy in copies:
@@ -76,6 +76,11 @@ class Followers:
 
 
 Span = tuple[str, int, int, str, bool]  # device, first and last byte, name, whether a copy's
+
+
+def _tensors(copy: Copy, names: Iterable[str]) -> dict[str, Tensor]:
+    source = unwrapped(copy) if isinstance(copy, nn.Module) else copy
+    return {name: _tensor(source, name) for name in names}
 
 
 def _tensor(source: Copy, name: str) -> Tensor:

@@ -37,14 +37,13 @@ class Layouts:
 
     def look(self, seen: Seen) -> None:
         """Note where the layers and parameters are kept."""
-        for module in [module for _, module, _, _ in self._children]:
-            seen.entries(module._modules)
-            seen.entries(module._parameters)
+        for _, module, _, _ in self._children:
+            for name in ("_modules", "_parameters"):
+                mapping = seen.attribute(module, name)
+                seen.size(mapping)
+                for key in mapping:
+                    seen.entry(mapping, key)
         seen.memory(parameter for _, _, parameter, _ in self._places)
-
-    def look_alike(self) -> bool:
-        """Whether the parameters themselves look as they did."""
-        return [_look(parameter) for _, _, parameter, _ in self._places] == self._looks
 
     def _changed(self, what: str) -> EquinormError:
         return EquinormError(

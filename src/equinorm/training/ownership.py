@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -66,11 +68,22 @@ class Ownership:
         for optimizer in self.optimizers:
             for group in seen.members(seen.attribute(optimizer, "param_groups")):
                 seen.members(seen.entry(group, "params"))
-            states = seen.attribute(optimizer, "state")
-            for name in names:
-                state = seen.entry(states, self._parameters[name])
+            seen.attribute(optimizer, "state")
+        for name in names:
+            parameter = self._parameters[name]
+            for owner in self._owners[name]:
+                state = seen.entry(self.optimizers[owner].state, parameter)
                 if state is not None:
-                    seen.memory(value for value in seen.entries(state) if isinstance(value, Tensor))
+                    self._look_at(state, owner, parameter, seen)
+
+    def _look_at(self, state: Mapping[str, Any], owner: int, parameter: Tensor, seen: Seen) -> None:
+        """Of what does not move, such as a count of steps, only the type matters."""
+        seen.size(state)
+        for key, value in state.items():
+            if self._exponent(owner, key, value, parameter):
+                seen.memory([seen.entry(state, key)])
+            else:
+                seen.read(partial(_type_in, state), key)
 
     def _owners_now(self) -> dict[str, tuple[int, ...]]:
         owned = [{id(p) for group in o.param_groups for p in group["params"]} for o in self.optimizers]
@@ -93,6 +106,10 @@ class Ownership:
             f"optimizer: {name} keeps a state {state!r} that equinorm does not know; say how it moves: "
             f'equinorm.register_state({name}, {{"{state}": -1, …}})'
         )
+
+
+def _type_in(state: Mapping[str, Any], key: str) -> type:
+    return type(state.get(key))
 
 
 def _check_movable(name: str, state: str, tensor: Tensor, parameter: Tensor) -> None:

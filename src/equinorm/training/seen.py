@@ -5,7 +5,7 @@ Looking up and checking every tensor takes longer than scaling a small network; 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -14,29 +14,36 @@ from torch import Tensor
 
 
 class Seen:
-    """Entries of mappings and members of lists by identity, and where tensors lie in memory."""
+    """What was read, by identity; members of lists, sizes of mappings; how and where tensors lie in memory."""
 
     def __init__(self) -> None:
-        self._reads: list[Any] = []
-        self._keys: list[Hashable] = []
-        self._values: list[object] = []
-        self._sizes: list[tuple[Any, int]] = []
+        self._reads: list[Callable[[Any], Any]] = []
+        self._arguments: list[object] = []
+        self._found: list[object] = []
+        self._sizes: list[tuple[Mapping[Any, Any], int]] = []
         self._lists: list[tuple[Sequence[object], list[object]]] = []
         self._tensors: list[Tensor] = []
-        self._pointers: list[int] = []
+        self._places: list[tuple[object, ...]] = []
 
-    def entry(self, mapping: Mapping[Any, Any], key: Hashable) -> Any:
-        """The value of a key, None if it has none."""
-        return self._read(mapping.get, key)
+    def read(self, function: Callable[[Any], Any], argument: object) -> Any:
+        """What a function returns, which must be the same object again."""
+        found = function(argument)
+        self._reads.append(function)
+        self._arguments.append(argument)
+        self._found.append(found)
+        return found
 
     def attribute(self, owner: object, name: str) -> Any:
         """An object's attribute."""
-        return self._read(partial(getattr, owner), name)
+        return self.read(partial(getattr, owner), name)
 
-    def entries(self, mapping: Mapping[Any, Any]) -> list[Any]:
-        """All values of a mapping, which must keep its size, too."""
+    def entry(self, mapping: Mapping[Any, Any], key: object) -> Any:
+        """The value of a key, None if it has none."""
+        return self.read(mapping.get, key)
+
+    def size(self, mapping: Mapping[Any, Any]) -> None:
+        """How many keys a mapping has."""
         self._sizes.append((mapping, len(mapping)))
-        return [self.entry(mapping, key) for key in mapping]
 
     def members(self, listed: Sequence[Any]) -> Sequence[Any]:
         """All members of a list."""
@@ -44,25 +51,23 @@ class Seen:
         return listed
 
     def memory(self, tensors: Iterable[Tensor]) -> None:
-        """Where tensors lie: ``tensor.data = other`` keeps the object."""
+        """How and where tensors lie, which can change while the objects stay (``tensor.data = other``)."""
         for tensor in tensors:
+            if isinstance(getattr(tensor, "_local_tensor", None), Tensor):
+                tensor = self.attribute(tensor, "_local_tensor")  # of a shard
             self._tensors.append(tensor)
-            self._pointers.append(tensor.data_ptr())
-
-    def _read(self, read: Any, key: Hashable) -> Any:
-        value = read(key)
-        self._reads.append(read)
-        self._keys.append(key)
-        self._values.append(value)
-        return value
+            self._places.append(_place(tensor))
 
     def again(self) -> bool:
-        """Whether everything is still there."""
+        """Whether everything would be found as it was."""
+        now = [read(argument) for read, argument in zip(self._reads, self._arguments, strict=True)]
         return (
-            all(
-                map(is_, [read(key) for read, key in zip(self._reads, self._keys, strict=True)], self._values)
-            )
+            all(map(is_, now, self._found))
             and all(len(mapping) == size for mapping, size in self._sizes)
             and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._lists)
-            and [tensor.data_ptr() for tensor in self._tensors] == self._pointers
+            and [_place(tensor) for tensor in self._tensors] == self._places
         )
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
