@@ -92,8 +92,8 @@ def other_average_module(run: Run) -> None:
 
 
 CHANGES = [
-    other_mapping, other_average_module, other_memory, loaded_state, other_moment, state_in_other_memory, forgotten_state,
-    other_copy, other_average, one_more_copy,
+    other_mapping, other_average_module, other_memory, loaded_state, other_moment, state_in_other_memory,
+    forgotten_state, other_copy, other_average, one_more_copy,
 ]  # fmt: skip
 
 
