@@ -21,7 +21,7 @@ from equinorm.solve.certificate import residual_of
 from equinorm.symmetry import Symmetries
 from equinorm.threads import single_thread
 from equinorm.trace import ExampleInputs
-from equinorm.verify import Probe, largest, restore
+from equinorm.verify import NEVER_ROUNDING, Probe, largest, restore
 from equinorm.weighting import log_weights
 
 
@@ -90,7 +90,8 @@ def balance(
         probe = Probe(model, example_inputs, originals) if example_inputs is not None and verify else None
         with single_thread():
             stored = rescale(found, tensors, solution, p, weights, biases)
-        change = _checked_change(probe, tensors, originals, request) if probe else None
+        given = symmetries is not None
+        change = _checked_change(probe, tensors, originals, request, given) if probe else None
     with single_thread():
         return _report(request, found, solution, before, stored, change)
 
@@ -135,7 +136,11 @@ def _restored_on_error(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tens
 
 
 def _checked_change(
-    probe: Probe, parameters: Mapping[str, Tensor], originals: dict[str, Tensor], request: Request
+    probe: Probe,
+    parameters: Mapping[str, Tensor],
+    originals: dict[str, Tensor],
+    request: Request,
+    given: bool,
 ) -> float:
     changes = probe.changes()
     exact = request.scales == "pow2"
@@ -147,22 +152,28 @@ def _checked_change(
             bound = allowed if exact else max(allowed, measured)
             if changes[run] > bound:
                 raise EquinormError(
-                    _why_changed(changes[run], bound, exact, _underflown(parameters, originals))
+                    _why_changed(changes[run], bound, exact, _underflown(parameters, originals), given)
                 )
     return largest(changes)
 
 
-def _why_changed(change: float, bound: float, exact: bool, underflown: str | None) -> str:
+def _why_changed(change: float, bound: float, exact: bool, underflown: str | None, given: bool) -> str:
     what = f"the outputs changed by {change:.1e} (relative), the weights are restored: "
     wider = "use a wider precision or a larger p"
     if underflown is not None:
         return f"{what}entries of {underflown} fell below the range of their precision; {wider}"
     if exact or math.isinf(change):
         return f"{what}an activation must have left the range of its precision; {wider}"
-    return (
-        f"{what}that is more than the {bound:.1e} which rounding explains. Please report this with the model; "
-        "verify=False skips the test"
-    )
+    what += f"that is more than the {bound:.1e} which rounding explains. "
+    if given:
+        return f"{what}Are the symmetries those of this model? Leave them out to analyse it again"
+    if bound >= NEVER_ROUNDING:
+        return (
+            f"{what}One unit in the last place of the weights already changes them by about as much: the model makes "
+            "discrete choices (top-k, argmax, rounding) that are close calls. Balance it in a wider precision, or "
+            "pass verify=False"
+        )
+    return f"{what}Please report this with the model; verify=False skips the test"
 
 
 def _underflown(parameters: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> str | None:
@@ -203,6 +214,7 @@ def _report(
         still=int(solution.still.sum()),
         capped=int(solution.capped.sum()),
         blocked=int(solution.blocked.sum()),
+        powers_of_two=solution.exponents is not None,
         p=request.p,
         scales=Scales(found, solution.log_scales, request.biases),
         symmetries=found,

@@ -130,12 +130,14 @@ def _known(name: str, names: Iterable[str], spec: str) -> None:
     names = sorted(names)
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3)
-        hint = (
-            f"; did you mean {' or '.join(close)}?"
-            if close
-            else f"; there are {len(names)}, {names[0]} … {names[-1]}"
-        )
+        hint = f"; did you mean {' or '.join(close)}?" if close else _there_are(names)
         raise ArgumentError(f"MODEL {spec}: unknown model{hint}")
+
+
+def _there_are(names: list[str]) -> str:
+    if len(names) > 20:
+        return f"; there are {len(names)}, {names[0]} … {names[-1]}"
+    return f"; there are {', '.join(names)}"
 
 
 def _from_torchvision(name: str) -> tuple[nn.Module, Shape | None]:

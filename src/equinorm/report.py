@@ -73,9 +73,9 @@ class Report:
 
     log_norm_before: float
     log_norm_after: float
-    residual: float  # max |R - L| / (R + L) over the live free scales, as solved in float64
+    residual: float  # max |R - L| / (R + L) over the live free scales, as solved in float64 (powers of two: as rounded)
     residual_stored: float  # the same for the weights as their own precision stores them
-    converged: bool
+    converged: bool  # of the solver, before its scales were rounded to powers of two, if they were
     cycles: int
     status: str
     function_change: float | None  # of an output, relative to its largest entry; None if not verified, NaN if
@@ -83,6 +83,7 @@ class Report:
     still: int  # free scales that no minimum exists for: left at one
     capped: int  # scales held back where a weight or a bias would overflow
     blocked: int  # powers of two that some entry would not survive exactly
+    powers_of_two: bool
     p: float
     scales: Scales = field(repr=False)
     symmetries: Symmetries = field(repr=False)
@@ -106,14 +107,20 @@ class Report:
         rows = [
             ("balance", f"p = {self.p:g}, {self.symmetries.num_free} free scales"),
             ("norm", self._norms()),
-            ("residual", f"{self.residual:.1e} as solved, {self.residual_stored:.1e} as stored"),
+            ("residual", self._residuals()),
             ("solver", f"{self.cycles} cycles; {self.status}"),
             ("function change", self._change()),
         ]
         for name, count in (("still", self.still), ("capped", self.capped), ("blocked", self.blocked)):
             if count:
                 rows.append((name, f"{count} scales ({_MEANING[name]})"))
+        if self.still and self.log_norm_after > self.log_norm_before:
+            rows.append(("why it rose", _ROSE))
         return "\n".join([*columns(rows), *self._largest_scales()])
+
+    def _residuals(self) -> str:
+        how = "in powers of two" if self.powers_of_two else "as solved"
+        return f"{self.residual:.1e} {how}, {self.residual_stored:.1e} as stored"
 
     def _change(self) -> str:
         if self.function_change is None:
@@ -152,6 +159,7 @@ def _shown(log: float) -> str:
     return f"{math.exp(log):.6g}" if abs(log) < MOST else f"10^{log / math.log(10):.2f}"
 
 
+_ROSE = "weights between live and still scales count, but are not minimised; remove dead channels first"
 _MEANING = {
     "still": "no minimum exists for them: dead channels, all-zero layers; left at one",
     "capped": "held back where a weight or bias would overflow",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Request:
         ):
             if value not in known:
                 raise ArgumentError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
-        if self.cycles is not None and (not _is_number(self.cycles, int) or self.cycles < 0):
+        if self.cycles is not None and (not _is_number(self.cycles, numbers.Integral) or self.cycles < 0):
             raise ArgumentError(f"cycles: expected a whole number or None, got {self.cycles!r}")
         if not _is_number(self.tol) or not 0 < self.tol < math.inf:
             raise ArgumentError(f"tol: expected a positive number, got {self.tol!r}")
@@ -55,7 +56,7 @@ class Request:
 
 
 def _is_number(value: object, *kinds: type) -> bool:
-    return isinstance(value, kinds or (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kinds or (numbers.Real,)) and not isinstance(value, bool)
 
 
 def parameters(model: nn.Module, symmetries: Symmetries) -> dict[str, Tensor]:

@@ -163,8 +163,8 @@ def _why_untraceable(
         )
     return (
         f"model: torch.export cannot trace {name} in {mode} mode on example_inputs: {reason} "
-        f"({type(error).__name__}). Check that model(*example_inputs) runs; data-dependent Python control "
-        "flow cannot be traced."
+        f"({type(error).__name__}). Does model(*example_inputs) run? If it does, look for Python control flow that "
+        "depends on values: torch.export cannot follow it"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 
 from equinorm.errors import ArgumentError
@@ -22,7 +23,7 @@ def log_weights(c: float | str | Mapping[str, float], p: float, symmetries: Symm
         if math.isinf(p):
             raise ArgumentError('c: "adaptive" has no meaning for p = inf; give a number or a mapping')
         return {name: -math.log(symmetries.shapes[name].numel()) for name in counted}
-    if isinstance(c, bool) or not isinstance(c, (int, float)):
+    if isinstance(c, bool) or not isinstance(c, numbers.Real):
         raise ArgumentError(
             f'c: expected a positive number, "adaptive" or a mapping from parameter names, got {c!r}'
         )
@@ -37,9 +38,10 @@ def _given(c: Mapping[str, float], counted: list[str]) -> dict[str, float]:
     for name, weight in c.items():
         if name not in counted:
             raise ArgumentError(
-                f"c: {name!r} is not among the {len(set(counted))} parameters that count in the norm"
+                f"c: {name!r} is not among the {len(set(counted))} parameters that count in the norm (a tied one "
+                "goes by the first of its names)"
             )
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
         if not number or not 0 < weight < math.inf:
             raise ArgumentError(f"c: the weight of {name} must be a positive number, got {weight!r}")
     return {name: math.log(c.get(name, 1.0)) for name in counted}
