@@ -26,7 +26,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m equinorm.rules
 	$(BIN)/python -m equinorm.experiments
 
-# On a machine that is quiet otherwise: 25 minutes. Then the README's table.
+# On a machine that is quiet otherwise: 45 minutes. Then the README's table.
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks
 	$(BIN)/python -m equinorm.bench.readme

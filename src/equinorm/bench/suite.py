@@ -35,10 +35,10 @@ class Benchmark:
 
 BENCHMARKS = {
     "overhead": Benchmark(overhead.run, overhead.FULL, overhead.QUICK, (16.0, 0.5)),
-    "step": Benchmark(step.run, step.FULL, step.QUICK, (4.0, 0.8)),
-    "convergence": Benchmark(convergence.run, convergence.FULL, convergence.QUICK, (6.0, 0.3)),
+    "step": Benchmark(step.run, step.FULL, step.QUICK, (5.0, 0.8)),
+    "convergence": Benchmark(convergence.run, convergence.FULL, convergence.QUICK, (9.0, 0.3)),
     "analysis": Benchmark(analysis.run, analysis.FULL, analysis.QUICK, (12.0, 0.4)),
-    "memory": Benchmark(memory.run, memory.FULL, memory.QUICK, (2.0, 0.3)),
+    "memory": Benchmark(memory.run, memory.FULL, memory.QUICK, (3.0, 0.3)),
 }
 
 
