@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -121,7 +123,19 @@ def on_ranks(size: int, work: Callable[[], object]) -> None:
         port = probe.getsockname()[1]
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     children = [forked(work, {**master, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
+    assert [_status(child) for child in children] == [0] * size
+
+
+def _status(child: int, seconds: float = 120.0) -> int:
+    """How a forked process ended; one that waits for ever is killed."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
 
 
 def forked(work: Callable[[], object], variables: Mapping[str, str] = MappingProxyType({})) -> int:

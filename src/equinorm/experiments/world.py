@@ -34,6 +34,9 @@ class World:
         found = torch.tensor([number, -number], dtype=torch.int64, device=self.device)
         if self.size > 1:
             dist.all_reduce(found, dist.ReduceOp.MAX)
+            # Who disagrees ends its process group now. Gloo's thread needs the interpreter's lock to let go of the
+            # tensor, and the end of the group holds it while waiting for that thread; the barrier gives it up first.
+            dist.barrier()
         return int(found[0]) == -int(found[1])
 
     def share_buffers(self, model: nn.Module) -> None:
