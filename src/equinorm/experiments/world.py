@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from equinorm.errors import ArgumentError
+
+LETTING_GO = 0.2
+"""Seconds before a process group ends. Gloo's threads need the interpreter's lock to let go of the last tensors, and
+the end of the group holds that lock while it waits for the threads: without a pause they may wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,6 @@ class World:
         found = torch.tensor([number, -number], dtype=torch.int64, device=self.device)
         if self.size > 1:
             dist.all_reduce(found, dist.ReduceOp.MAX)
-            # Who disagrees ends its process group now. Gloo's thread needs the interpreter's lock to let go of the
-            # tensor, and the end of the group holds it while waiting for that thread; the barrier gives it up first.
-            dist.barrier()
         return int(found[0]) == -int(found[1])
 
     def share_buffers(self, model: nn.Module) -> None:
@@ -76,6 +78,7 @@ def joined(device: str | None) -> Iterator[World]:
         yield World(rank, size, place)
     finally:
         if starts:
+            time.sleep(LETTING_GO)
             dist.destroy_process_group()
 
 
