@@ -28,8 +28,17 @@ are multilevel's to a residual of 1e-8. Memory is the peak of all tensors made m
 verify=False, symmetries found before). "bare" is the model with every batch norm replaced by the identity: with
 batch norms the problem falls into trivial pairs."""
 
+FAMILIES = (  # of torchvision's classifiers, one each
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t"),
+    *("mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large", "regnet_y_400mf", "resnet50", "resnext50_32x4d"),
+    *("shufflenet_v2_x1_0", "squeezenet1_0", "swin_t", "vgg16", "vit_b_16", "wide_resnet50_2"),
+)
 TIMM = ("mixer_s16_224", "repvgg_a0", "ghostnet_100")
-SAMPLE = (*(f"equinorm:{name}" for name in MODELS), "torchvision", *(f"timm:{name}" for name in TIMM))
+SAMPLE = (
+    *(f"equinorm:{name}" for name in MODELS),
+    *(f"torchvision:{name}" for name in FAMILIES),
+    *(f"timm:{name}" for name in TIMM),
+)
 Build = Callable[[], "tuple[nn.Module, Tensor] | None"]
 TIMES = ("forward", "analysis", "balance")
 ROUNDS = Rounds(most=3, seconds=3.0, least=1, warm_up=0)
@@ -37,7 +46,7 @@ ROUNDS = Rounds(most=3, seconds=3.0, least=1, warm_up=0)
 
 @dataclass(frozen=True)
 class Settings:
-    """Which models; "torchvision" stands for all of its classification models, each also without batch norms."""
+    """Which models, each also without batch norms; "torchvision" stands for all of its classification models."""
 
     models: tuple[str, ...] = SAMPLE
     depths: tuple[int, ...] = (10, 20, 40, 80, 160)  # of chains, 200 channels wide
