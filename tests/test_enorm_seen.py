@@ -97,15 +97,27 @@ CHANGES = [
 ]  # fmt: skip
 
 
+def counted_looks(patch: pytest.MonkeyPatch) -> list[None]:
+    """A list that grows whenever an ENorm looks its tensors up."""
+    looks: list[None] = []
+    look_up = equinorm.ENorm._look_up
+
+    def counted(self: equinorm.ENorm) -> None:
+        looks.append(None)
+        look_up(self)
+
+    patch.setattr(equinorm.ENorm, "_look_up", counted)
+    return looks
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_looking_again_or_not_is_the_same(
     change: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends, looks = [], []
-    look_up = equinorm.ENorm._look_up
+    ends = []
     for trusted in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(equinorm.ENorm, "_look_up", lambda self: (looks.append(1), look_up(self))[1])
+            looks = counted_looks(patch)
             if not trusted:
                 patch.setattr(Seen, "again", lambda self: False)
             run, looked = Run(), []
@@ -134,11 +146,9 @@ class Counting(torch.optim.SGD):
 
 def test_what_does_not_move_needs_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     equinorm.register_state(Counting, {"momentum_buffer": -1, "count": 0, "mask": 0})
-    net, looks = CASE.net(), []
+    net, looks = CASE.net(), counted_looks(monkeypatch)
     optimizer = Counting(net.parameters(), lr=0.1, momentum=0.9)
     enorm = equinorm.ENorm(net, optimizer, CASE.data()[0])
-    look_up = equinorm.ENorm._look_up
-    monkeypatch.setattr(equinorm.ENorm, "_look_up", lambda self: (looks.append(1), look_up(self))[1])
     for _ in range(4):
         descend(net, optimizer, CASE.data())
         enorm.step()
@@ -160,8 +170,7 @@ def test_a_look_that_was_interrupted_is_repeated(monkeypatch: pytest.MonkeyPatch
         patch.setattr(Ownership, "look", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         run.step()
     other_moment(run)
-    before = run.tensors()
-    moment = before["exp_avg 0.weight"].clone()
+    moment = run.tensors()["exp_avg 0.weight"].clone()
     run.enorm.step()
     assert not torch.equal(run.optimizer.state[run.net[0].weight]["exp_avg"], moment)
 

@@ -30,18 +30,8 @@ app = typer.Typer(
 )
 
 REPORTED = (
-    *(
-        "norm_before",
-        "norm_after",
-        "log_norm_before",
-        "log_norm_after",
-        "residual",
-        "residual_stored",
-        "converged",
-        "cycles",
-        "status",
-    ),
-    *("function_change", "still", "capped", "blocked"),
+    *("norm_before", "norm_after", "log_norm_before", "log_norm_after", "residual", "residual_stored"),
+    *("converged", "cycles", "status", "function_change", "still", "capped", "blocked"),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from equinorm.errors import ArgumentError
 from equinorm.find import BATCH_NORM_POLICIES
+from equinorm.scalars import is_real, is_whole
 from equinorm.solve import METHODS
 from equinorm.symmetry import Symmetries
 
@@ -37,7 +37,7 @@ class Request:
         return self.biases and self.batch_norm == "preserve"
 
     def __post_init__(self) -> None:
-        if not _is_number(self.p) or not self.p > 0:
+        if not is_real(self.p) or not self.p > 0:
             raise ArgumentError(f"p: expected a positive number or float('inf'), got {self.p!r}")
         for name, value, known in (
             ("solver", self.solver, tuple(METHODS)),
@@ -46,17 +46,13 @@ class Request:
         ):
             if value not in known:
                 raise ArgumentError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
-        if self.cycles is not None and (not _is_number(self.cycles, numbers.Integral) or self.cycles < 0):
+        if self.cycles is not None and (not is_whole(self.cycles) or self.cycles < 0):
             raise ArgumentError(f"cycles: expected a whole number or None, got {self.cycles!r}")
-        if not _is_number(self.tol) or not 0 < self.tol < math.inf:
+        if not is_real(self.tol) or not 0 < self.tol < math.inf:
             raise ArgumentError(f"tol: expected a positive number, got {self.tol!r}")
         for name, flag in (("biases", self.biases), ("verify", self.verify)):
             if not isinstance(flag, bool):
                 raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
-
-
-def _is_number(value: object, *kinds: type) -> bool:
-    return isinstance(value, kinds or (numbers.Real,)) and not isinstance(value, bool)
 
 
 def parameters(model: nn.Module, symmetries: Symmetries) -> dict[str, Tensor]:

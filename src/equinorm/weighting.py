@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 
 from equinorm.errors import ArgumentError
+from equinorm.scalars import is_real
 from equinorm.symmetry import Symmetries
 
 
@@ -23,7 +23,7 @@ def log_weights(c: float | str | Mapping[str, float], p: float, symmetries: Symm
         if math.isinf(p):
             raise ArgumentError('c: "adaptive" has no meaning for p = inf; give a number or a mapping')
         return {name: -math.log(symmetries.shapes[name].numel()) for name in counted}
-    if isinstance(c, bool) or not isinstance(c, numbers.Real):
+    if not is_real(c):
         raise ArgumentError(
             f'c: expected a positive number, "adaptive" or a mapping from parameter names, got {c!r}'
         )
@@ -41,7 +41,6 @@ def _given(c: Mapping[str, float], counted: list[str]) -> dict[str, float]:
                 f"c: {name!r} is not among the {len(set(counted))} parameters that count in the norm (a tied one "
                 "goes by the first of its names)"
             )
-        number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-        if not number or not 0 < weight < math.inf:
+        if not is_real(weight) or not 0 < weight < math.inf:
             raise ArgumentError(f"c: the weight of {name} must be a positive number, got {weight!r}")
     return {name: math.log(c.get(name, 1.0)) for name in counted}

@@ -104,6 +104,7 @@ class Plan:
             self._finding = tensors, (self._bind_find(self._entries(tensors)), vectors)
         find, vectors = self._finding[1]
         x, checked = find()
+        self._kernels.release()
         rest = sum_of_norms([*vectors, *others])
         finite = math.isfinite(float(checked if rest is None else checked + rest))
         if self._reduce is not None:
@@ -128,7 +129,6 @@ class Plan:
             ]
             self._scaling = targets, self._bind_scale(work)
         self._scaling[1](x)
-        self._kernels.release()
 
     def norm(self, tensors: Weights) -> float:
         """sum of c_k ||W_k||_p^p of the weights as they are."""
